@@ -30,7 +30,6 @@ def fused(
     weighted: bool = True,
     gated: bool = False,
     channelwise: bool = False,
-    split: tuple[str, ...] | None = None,
     input_precision: str = "ieee",
 ):
     """Return a fused op, with a skip where it is gated; `input_precision` is as in `Form`."""
@@ -50,8 +49,6 @@ def fused(
         force_irreps_out=True,
         input_precision=input_precision,
     )
-    if split is not None:
-        linear, _ = linears.cut(linear, tuple(e3nn.Irreps(part).dim for part in split))
     names = ("even_act", "odd_act", "even_gate_act", "odd_gate_act")
     acts = dict(zip(names, (jax.nn.silu, jnp.tanh) * 2, strict=True))
     gate = activations.gate(linear.irreps_out, **acts, normalize_act=True) if gated else None
@@ -120,7 +117,6 @@ SPECS = {
         "out": f"128x0e+{_times(64, '0e+1o+2e')}",
         "on_graph": True,
         "channelwise": True,
-        "split": ("128x0e", _times(64, "0e+1o+2e")),
     },
     "allegro-128-l3": {
         "x": _times(128, "0e+1o+1e+2e+2o+3o+3e"),
@@ -128,7 +124,6 @@ SPECS = {
         "out": f"1024x0e+{_times(128, '0e+1o+2e+3o')}",
         "on_graph": True,
         "channelwise": True,
-        "split": ("1024x0e", _times(128, "0e+1o+2e+3o")),
     },
 }
 """Arguments of `fused`."""

@@ -138,16 +138,14 @@ def _operands(case, backend: str):
     return x, y, {"filter_ir_out": keep, "backend": backend}
 
 
-def _fused(
-    x, y, out, on_graph, weighted=True, gated=False, channelwise=False, split=None, *, backend, rng
-):
+def _fused(x, y, out, on_graph, weighted=True, gated=False, channelwise=False, *, backend, rng):
     """Do as `_function`, of a product and a Linear, and a gate with a skip before it."""
     x, y, z = (_Typed(e3nn.Irreps(i)) for i in (x, y, out))
     rows = NODES if on_graph and not channelwise else EDGES
     of_y = NODES if channelwise else EDGES
     keep = sorted({ir for _, ir in z.irreps})
     kind = ops.TensorProductLinearGate if gated else ops.TensorProductLinear
-    options = {"channelwise": channelwise, "split": split, "force_irreps_out": True}
+    options = {"channelwise": channelwise, "force_irreps_out": True}
     module = kind(out, backend=backend, **options)
     # the parameters are those of every backend, and their making runs the module
     initial = kind(out, backend="e3nn", **options)
@@ -164,7 +162,6 @@ def _fused(
         return method(first, edges=_edges() if on_graph else None, **given)
 
     def function(params, args):
-        found = call(module.apply, params, args)
-        return found.array if split is None else e3nn.concatenate(found).array
+        return call(module.apply, params, args).array
 
     return function, (call(initial.init, jax.random.key(0), args), args)

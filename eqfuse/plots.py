@@ -171,19 +171,19 @@ def dynamics(table: Path, distances: Path, target: Path):
     _save(figure, target)
 
 
-def walks(paths, target):
+def walks(walked, target):
     """Draw energy and force along the paths of a check (`eqfuse.certify.paths.Walk`).
 
     Args:
-      paths: the walks.
+      walked: the walks.
       target: the PNG file to write, or a binary file.
     """
     figure = _figure(2)
     energy, force = figure.axes
-    for path in paths:
-        usual = np.nan_to_num(path.energies - path.energies[-1])
-        energy.plot(path.distances, usual, label=path.name)
-        force.plot(path.distances, path.forces, label=path.name)
+    for walk in walked:
+        usual = np.nan_to_num(walk.energies - walk.energies[-1])
+        energy.plot(walk.distances, usual, label=walk.path.name)
+        force.plot(walk.distances, walk.forces, label=walk.path.name)
     for axes, label in ((energy, "energy, from that at 12 Å (eV)"), (force, "force (eV/Å)")):
         axes.set(xlabel="distance (Å)", ylabel=label)
         axes.set_yscale("symlog", linthresh=0.1)
@@ -192,24 +192,8 @@ def walks(paths, target):
     _save(figure, target)
 
 
-def drifts(runs, target):
-    """Draw the energy of dynamics with several time steps.
-
-    Args:
-      runs: (time step in fs, times in ps, energies in meV/atom) of each.
-      target: the PNG file to write, or a binary file.
-    """
-    figure = _figure(1)
-    [axes] = figure.axes
-    for timestep, times, energies in runs:
-        axes.plot(times, energies - energies[0], label=f"steps of {timestep:g} fs", linewidth=0.8)
-    axes.set(xlabel="time (ps)", ylabel="change of energy (meV/atom)")
-    figure.legend(loc="outside upper center", ncols=2, frameon=False)
-    _save(figure, target)
-
-
-def side_by_side(lines, xlabel: str, ylabel: str, target):
-    """Draw a curve of each of several potentials in one picture.
+def curves(lines, xlabel: str, ylabel: str, target):
+    """Draw several curves in one picture.
 
     Args:
       lines: (x, y) of each, by its name.
@@ -218,9 +202,8 @@ def side_by_side(lines, xlabel: str, ylabel: str, target):
     """
     figure = _figure(1)
     [axes] = figure.axes
-    styles = zip(_COLOURS, ("-", "--"), strict=True)
-    for (name, values), (colour, style) in zip(lines.items(), styles, strict=False):
-        axes.plot(*values, color=colour, ls=style, label=name)
+    for k, (name, values) in enumerate(lines.items()):
+        axes.plot(*values, color=_OF_ELEMENTS[k], ls=("-", "--")[k % 2], lw=1, label=name)
     axes.set(xlabel=xlabel, ylabel=ylabel)
     axes.legend(frameon=False)
     _save(figure, target)

@@ -119,7 +119,7 @@ def _forget_what_was_compiled():
 
 PICTURES = {
     name: getattr(plots, name)
-    for name in ("learning_curves", "parity", "spread", "dynamics", "walks", "drifts")
+    for name in ("learning_curves", "parity", "spread", "dynamics", "walks", "curves")
 }
 
 

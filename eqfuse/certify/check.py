@@ -17,7 +17,7 @@ from eqfuse.certify.paths import Walk, paths_of, small_steps, walk
 from eqfuse.certify.questions import SIGMAS, Finding, Rounding
 from eqfuse.certify.report import Report, check_paths
 from eqfuse.certify.rows import CHECKS, QUESTIONS, REPEATS, Row, worst_of
-from eqfuse.certify.structures import made_structures, rattled
+from eqfuse.certify.structures import made_structures
 from eqfuse.certify.subjects import Run, Subject, open_subject
 from eqfuse.data import DataError, read_structures
 from eqfuse.data.neighbors import require_apart
@@ -68,7 +68,12 @@ class Certificate:
         if duration and not duration >= SHORTEST:
             raise ValueError(f"a drift needs dynamics of {SHORTEST} ps, or 0, got {duration:g}")
         self._rng = np.random.default_rng(0)
-        self._given = [rattled(atoms, RATTLE, self._rng) for atoms in structures]
+        self._given = []
+        for atoms in structures:
+            moved = atoms.positions + self._rng.normal(scale=RATTLE, size=atoms.positions.shape)
+            kept = {"name": atoms.info.get("name", atoms.get_chemical_formula())}
+            unlabelled = ase.Atoms(atoms.numbers, moved, cell=atoms.cell, pbc=atoms.pbc, info=kept)
+            self._given.append(unlabelled)
         of_structures = sorted({int(z) for atoms in self._given for z in atoms.numbers})
         elements = elements or of_structures or subject.elements
         if not elements:

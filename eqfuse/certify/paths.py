@@ -34,19 +34,12 @@ _COMPARED = 8  # structures of a chain
 
 
 class Path(NamedTuple):
-    """An atom, the last one, that moves away from the first along a direction.
+    """An atom, the last one, that moves away from the first along a direction."""
 
-    Attributes:
-      name: for reports.
-      atoms: the structure; the position of its last atom is not read.
-      direction: [3], of length 1.
-      begin: Å, the least distance.
-    """
-
-    name: str
-    atoms: ase.Atoms
-    direction: np.ndarray
-    begin: float
+    name: str  # for reports
+    atoms: ase.Atoms  # the position of its last atom is not read
+    direction: np.ndarray  # [3], of length 1
+    begin: float  # Å, the least distance
 
     def at(self, distance: float) -> ase.Atoms:
         """Return the structure with the last atom at a distance of the first, Å."""
@@ -56,28 +49,14 @@ class Path(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """What was computed along a path.
+    """What was computed along a path."""
 
-    Attributes:
-      distances: [n] Å.
-      energies: [n] eV.
-      forces: [n] eV/Å, of the last atom along the direction.
-      findings: of the question "path".
-      noise: the rounding at 2.5 Å.
-      path: the path.
-    """
-
-    distances: np.ndarray
-    energies: np.ndarray
-    forces: np.ndarray
-    findings: list[Finding]
-    noise: Rounding
+    distances: np.ndarray  # [n] Å
+    energies: np.ndarray  # [n] eV
+    forces: np.ndarray  # [n] eV/Å, of the last atom along the direction
+    findings: list[Finding]  # of the question "path"
+    noise: Rounding  # at 2.5 Å
     path: Path
-
-    @property
-    def name(self) -> str:
-        """Return that of the path."""
-        return self.path.name
 
 
 def paths_of(elements, cluster: ase.Atoms, rng) -> list[Path]:

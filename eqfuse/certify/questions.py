@@ -60,16 +60,13 @@ class Finding(NamedTuple):
 
 
 class Question(NamedTuple):
-    """Structures to compute, and the function from their answers to findings.
-
-    Attributes:
-      finer: the same question with shorter differences, asked where one fails: the error of the
-        differences becomes smaller, that of a wrong force does not.
-    """
+    """Structures to compute, and the function from their answers to findings."""
 
     name: str
     structures: list[ase.Atoms]
     judge: Callable[[list[Answer]], list[Finding]]
+    # The same with shorter differences, asked where one fails: the error of the differences
+    # becomes smaller, that of a wrong force does not.
     finer: "Callable[[], Question] | None" = None
 
 

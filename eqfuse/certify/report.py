@@ -120,10 +120,13 @@ class Report:
         kinds = ["bold", *(cells[3].replace(" ", "-") for cells in rows)]
         heads = "check", "error", "limit", "verdict", "remark"
         sections = {"Checks": page.table([heads, *rows], kinds)}
-        paths, dynamics = ("paths", plots.walks), ("dynamics", plots.drifts)
-        for (name, draw), data in ((paths, certificate.walks), (dynamics, certificate.energies)):
-            if data:
-                draw(data, content := io.BytesIO())
-                sections[name] = page.picture(name, content.getvalue())
+        drawings = {"paths": (plots.walks, certificate.walks)} if certificate.walks else {}
+        if runs := certificate.energies:
+            lines = {f"steps of {step:g} fs": (t, e - e[0]) for step, t, e in runs}
+            labels = "time (ps)", "change of energy (meV/atom)"
+            drawings["dynamics"] = plots.curves, lines, *labels
+        for name, (draw, *given) in drawings.items():
+            draw(*given, content := io.BytesIO())
+            sections[name] = page.picture(name, content.getvalue())
         title = f"Check of {certificate.subject.name}"
         return page.page(title, page.table(self._facts()), sections)

@@ -58,21 +58,14 @@ slope of the energy is asked for, a thousand times as much."""
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The result of a check: the worst of all findings.
+    """The result of a check: the worst of all findings."""
 
-    Attributes:
-      name: key of `CHECKS`.
-      error, limit: in `unit`; the error is None where nothing was checked.
-      remark: the structure and place of the worst finding, or why nothing was checked.
-      harmless: the largest error that is noted and not a failure, in `unit`.
-    """
-
-    name: str
-    error: float | None
+    name: str  # key of `CHECKS`
+    error: float | None  # None where nothing was checked; with limit and harmless in `unit`
     limit: float = 0.0
     unit: str = ""
-    remark: str = ""
-    harmless: float = 0.0
+    remark: str = ""  # structure and place of the worst finding, or why nothing was checked
+    harmless: float = 0.0  # the largest error that is noted and not a failure
 
     @property
     def passed(self) -> bool:

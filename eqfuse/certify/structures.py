@@ -40,10 +40,3 @@ def made_structures(elements) -> list[ase.Atoms]:
         close,
         grid("large cell", (5, 5, 4)),
     ]
-
-
-def rattled(atoms: ase.Atoms, distance: float, rng) -> ase.Atoms:
-    """Return a structure without labels whose atoms are moved at random, by `distance` in Å."""
-    moved = atoms.positions + rng.normal(scale=distance, size=atoms.positions.shape)
-    kept = {"name": atoms.info.get("name", atoms.get_chemical_formula())}
-    return ase.Atoms(atoms.numbers, moved, cell=atoms.cell, pbc=atoms.pbc, info=kept)

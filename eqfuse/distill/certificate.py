@@ -162,7 +162,7 @@ def _pictures(pairs: Sequence, curves: dict) -> dict[str, str]:
     drawings = {"Predictions of frames that it was not trained on": (plots.parity, parity)}
     drawings["Errors of forces against their spread"] = (plots.spread, spreads, errors)
     for (title, *axes), lines in curves.items():
-        drawings[title] = plots.side_by_side, lines, *axes
+        drawings[title] = plots.curves, lines, *axes
     pictures = {}
     for title, (draw, *given) in drawings.items():
         draw(*given, content := io.BytesIO())

@@ -8,27 +8,26 @@ sums of one graph.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import math
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from eqfuse import _jax_compat
 from eqfuse.fuse.layers import without_masks
-from eqfuse.fuse.match import add_rows, as_rows
+from eqfuse.fuse.match import as_rows
 from eqfuse.fuse.moves import (
     Gathered,
-    added_outside,
-    from_outside,
+    Rewrite,
+    add_rows,
+    gather_rows,
     guarded,
     is_broken,
     mode_of,
     outputs_of,
+    outside,
     placed,
     row_indices,
     summed,
@@ -41,20 +40,6 @@ from eqfuse.ops.transforms.trace import FLOATS, Node, Trace, bind, gather_dimens
 
 MOST_PASSES = 64
 """How often a trace is rewritten at most: each pass brings something nearer to where it matches."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Rewrite:
-    """A value of a trace, computed in another way from others."""
-
-    node: Node  # that makes it
-    inputs: tuple[int, ...]
-    function: Callable  # of the arrays by value
-
-    def compute(self, arrays: dict, shared: dict):
-        eqn = self.node.eqn
-        with _jax_compat.same_source(eqn.source_info), eqn.ctx.manager:
-            return self.function(arrays)
 
 
 def commuted(closed: ClosedJaxpr, known: dict, unmarked: set[int], note) -> Trace:
@@ -93,15 +78,9 @@ def commuted(closed: ClosedJaxpr, known: dict, unmarked: set[int], note) -> Trac
                         outputs[n] = mark_p.bind(outputs[n], number=number)
                 return outputs
 
-            def left_out(value, reason):
-                note(trace.node(value), reason)
-                del found[value]
+            return outputs_of(trace, arrays, found, rebound)
 
-            return outputs_of(trace, arrays, found, rebound, left_out)
-
-        before, closed = closed, jax.make_jaxpr(moved)(*closed.in_avals)
-        if not found:  # nothing that was rewritten could be computed
-            return Trace(before, known)
+        closed = jax.make_jaxpr(moved)(*closed.in_avals)
     return trace
 
 
@@ -109,11 +88,6 @@ def marks_left(trace: Trace, ops: dict) -> set[int]:
     """Return the numbers of marked gathers and sums that no op has replaced."""
     values = [v for n in needed(trace, ops)[1] for v in trace.nodes[n].outputs if v not in ops]
     return {number for v in values for number in trace.marks.get(v, ())}
-
-
-def _gather(array, index, mode: str = "PROMISE_IN_BOUNDS", fill=None):
-    mode = jax.lax.GatherScatterMode[mode]
-    return array.at[index].get(mode=mode, fill_value=fill, wrap_negative_indices=False)
 
 
 # a Linear, before the gather and behind the sum
@@ -166,9 +140,9 @@ def linear_of_gathered(trace: Trace, rows: RowPolynomials, number: int) -> Rewri
             first, *more = (_placed(as_rows(g, of[g.value]), *own) for g, *own in parts)
             x, at = sum(more, first), of[index]
             if is_broken(trace, index, count, mode):
-                x = jnp.concatenate([x, from_outside(x, 0, mode, fill)])
+                x = jnp.concatenate([x, gather_rows(x, outside(x), mode, fill)])
                 at = placed(at, count, count)
-            gathered.append(_gather(_linear_of(node, x, of), at, mode, fill))
+            gathered.append(gather_rows(_linear_of(node, x, of), at, mode, fill))
         return functools.reduce(jnp.add, gathered)
 
     indices = (index for index, *_ in ends)
@@ -228,7 +202,7 @@ def sum_of_linear(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | 
         index = placed(index, count, count) if broken else index
         x = add_rows(jnp.zeros((count + 2 * broken, x.shape[1]), x.dtype), index, x, mode)
         z = _linear_of(node, x, of)
-        z = added_outside(z[:count], 0, mode, z[count:]) if broken else z
+        z = add_rows(z[:count], outside(z[:count]), z[count:], mode) if broken else z
         return of[scatter.start] + _placed(z, scales, columns).reshape(start.shape)
 
     factors = (*(key[n] for n in others), *(m.value for m in masks))
@@ -290,8 +264,9 @@ def rows_of_batch(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | 
         x, index = (of[v] for v in node.inputs)
         flat = x.reshape(-1, *last)
         if extends:
-            flat = jnp.concatenate([flat, from_outside(x, axis, mode, fill).reshape(-1, *last)])
-        out = _gather(flat, numbers(index), mode, fill)
+            rest = gather_rows(x, outside(x, axis), mode, fill)
+            flat = jnp.concatenate([flat, rest.reshape(-1, *last)])
+        out = gather_rows(flat, numbers(index), mode, fill)
         return out.reshape([moved[n] for n in order]).transpose(np.argsort(order))
 
     def added(of):
@@ -302,7 +277,7 @@ def rows_of_batch(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | 
         flat = jnp.concatenate([flat, jnp.zeros((math.prod(beyond), *last), x.dtype)])
         out = add_rows(flat, numbers(index), rows)
         own, rest = out[:total].reshape(x.shape), out[total:].reshape(*beyond, *last)
-        return added_outside(own, axis, mode, rest)
+        return add_rows(own, outside(own, axis), rest, mode)
 
     return Rewrite(node, node.inputs, gathered if is_gather else added)
 
@@ -374,7 +349,7 @@ def one_hot_matmul(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite |
             start = jnp.zeros((count, *own.shape[1:]), own.dtype)
             rows = add_rows(start, of[index], of[x], "FILL_OR_DROP")
         else:
-            rows = _gather(of[x], of[index], "FILL_OR_DROP", 0)
+            rows = gather_rows(of[x], of[index], "FILL_OR_DROP", 0)
         rows = mark_p.bind(rows, number=number)
         return rows if side == 0 else jnp.moveaxis(rows, 0, -1)
 

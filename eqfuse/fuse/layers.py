@@ -11,7 +11,7 @@ import numpy as np
 
 from eqfuse.fuse.gate import gates_behind
 from eqfuse.fuse.match import CONVERT, Match, as_rows, match_product
-from eqfuse.fuse.moves import Gathered, added_outside, from_outside, is_within, placed, summed
+from eqfuse.fuse.moves import Gathered, add_rows, gather_rows, is_within, outside, placed, summed
 from eqfuse.fuse.polynomials import Polynomial, Unfit
 from eqfuse.fuse.reads import elements_of, restricted
 from eqfuse.fuse.rows import ROWS, ArrayFactor, ProductFactor, RowPolynomials
@@ -78,7 +78,7 @@ class Ends:
     def extended(self, rows, gather: Gathered):
         """Return rows of nodes, with those of the nodes behind them."""
         more = [jnp.zeros((self.most - len(rows), rows.shape[1]), rows.dtype)]
-        more += [] if self.within else [from_outside(rows, 0, gather.mode, gather.fill)]
+        more += [] if self.within else [gather_rows(rows, outside(rows), gather.mode, gather.fill)]
         rest = self.count - sum(map(len, (rows, *more)))
         more.append(jnp.zeros((rest, rows.shape[1]), rows.dtype))
         return jnp.concatenate([rows, *(m for m in more if len(m))])
@@ -88,7 +88,7 @@ class Ends:
         out = rows[: self.num_nodes]
         if self.within or self.scatter == "FILL_OR_DROP":
             return out
-        return added_outside(out, 0, self.scatter, rows[self.most : self.most + 2])
+        return add_rows(out, outside(out), rows[self.most : self.most + 2], self.scatter)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,7 +254,7 @@ class Layer:
             if described.index is Index.ROW:  # or one row for all
                 operands[n] = jnp.broadcast_to(operands[n], (self.call.num_rows, described.size))
         floats = [*operands, *parameters, *skip]
-        return _fused.evaluate(self.call, floats, index)[0][: self.num_rows]
+        return _fused.evaluate(self.call, floats, index)[: self.num_rows]
 
 
 def layers(trace: Trace, rows: RowPolynomials, number: int) -> list[tuple[int, Layer]]:

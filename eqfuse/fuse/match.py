@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -49,12 +48,6 @@ def as_rows(name, array):
         return array.reshape(1, -1)
     count = math.prod(array.shape[a] for a in name.axes)
     return jnp.moveaxis(array, name.axes, range(len(name.axes))).reshape(count, -1)
-
-
-def add_rows(start, index, rows, mode: str = "PROMISE_IN_BOUNDS"):
-    """Return an array with rows added to those that the index names."""
-    mode = jax.lax.GatherScatterMode[mode]
-    return start.at[index].add(rows, mode=mode, wrap_negative_indices=False)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from eqfuse import _jax_compat
 from eqfuse.fuse.polynomials import Unfit
 from eqfuse.ops._edges import as_int32
 from eqfuse.ops.primitives.choice import resolve_fused
-from eqfuse.ops.transforms.trace import FLOATS, Trace, moves_rows, needed
+from eqfuse.ops.transforms.trace import FLOATS, Node, Trace, moves_rows, needed
 
 STRICT = contextvars.ContextVar("eqfuse_fuse_strict", default=False)
 """Whether tests see faults of matching and rewriting, which leave code as it is elsewhere."""
@@ -43,50 +44,39 @@ def fault(error: Exception) -> str:
     return f"a fault of ops.fuse, please report it: {type(error).__name__}: {first}"
 
 
-class RewriteError(Exception):
-    """An op cannot be computed in the place of the value of this number."""
+@dataclasses.dataclass(frozen=True)
+class Rewrite:
+    """A value of a trace, computed in another way from others."""
+
+    node: Node  # that makes it
+    inputs: tuple[int, ...]
+    function: Callable  # of the arrays by value
+
+    def compute(self, arrays: dict, shared: dict):
+        eqn = self.node.eqn
+        with _jax_compat.same_source(eqn.source_info), eqn.ctx.manager:
+            return self.function(arrays)
 
 
-def outputs_of(trace: Trace, arrays, replaced: dict[int, object], bind, note) -> list:
+def outputs_of(trace: Trace, arrays, replaced: dict[int, object], bind) -> list:
     """Return the outputs of a trace, some of whose values ops compute in the place of nodes.
 
-    `bind` gives the outputs of a node from its inputs. An op that fails is left out, and `note`
-    gets its value and the reason.
+    `bind` gives the outputs of a node from its inputs.
     """
-    while True:
-        try:
-            return _outputs_of(trace, arrays, replaced, bind)
-        except RewriteError as error:
-            [value] = error.args
-            note(value, fault(error.__cause__))
-            replaced = {v: op for v, op in replaced.items() if v != value}
-
-
-def _outputs_of(trace: Trace, arrays, replaced: dict[int, object], bind) -> list:
     values, nodes = needed(trace, replaced)
     env = dict(trace.given) | dict(zip(trace.inputs, arrays, strict=True))
     shared: dict = {}
     for number, node in enumerate(trace.nodes):
         for v in node.outputs:
             if v in values and v in replaced:
-                env[v] = _replaced(trace, v, replaced[v], env, shared)
+                result, aval = replaced[v].compute(env, shared), trace.avals[v]
+                if (result.shape, result.dtype) != (aval.shape, aval.dtype):
+                    raise ValueError(f"{result.dtype}{result.shape} is in the place of {aval}")
+                env[v] = result
         if number in nodes:
             results = bind(node, [env[v] for v in node.inputs])
             env.update(zip(node.outputs, results, strict=True))
     return [env[v] for v in trace.outputs]
-
-
-def _replaced(trace: Trace, value: int, op, env: dict, shared: dict):
-    """Return a value by an op, of the shape and dtype that it has in the trace."""
-    try:
-        result, aval = op.compute(env, shared), trace.avals[value]
-        if (result.shape, result.dtype) != (aval.shape, aval.dtype):
-            raise ValueError(f"{result.dtype}{result.shape} is in the place of {aval}")
-        return result
-    except Exception as error:
-        if is_strict():
-            raise
-        raise RewriteError(value) from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,20 +163,20 @@ def placed(index, count: int, most: int):
     return jnp.where(index < 0, most, jnp.where(index < count, index, most + 1))
 
 
-def _outside(array, axis: int):
-    return array.at[(*[slice(None)] * axis, jnp.array([-1, array.shape[axis]]))]
+def gather_rows(array, index, mode: str = "PROMISE_IN_BOUNDS", fill=None):
+    mode = jax.lax.GatherScatterMode[mode]
+    return array.at[index].get(mode=mode, fill_value=fill, wrap_negative_indices=False)
 
 
-def from_outside(array, axis: int, mode: str, fill):
-    """Return what is gathered along an axis by an index below the range, and by one above."""
-    options = {"mode": jax.lax.GatherScatterMode[mode], "fill_value": fill}
-    return _outside(array, axis).get(**options, wrap_negative_indices=False)
+def add_rows(start, index, rows, mode: str = "PROMISE_IN_BOUNDS"):
+    """Return an array with rows added to those that the index names."""
+    mode = jax.lax.GatherScatterMode[mode]
+    return start.at[index].add(rows, mode=mode, wrap_negative_indices=False)
 
 
-def added_outside(array, axis: int, mode: str, rows):
-    """Return an array to which two rows are added by an index below the range, and one above."""
-    options = {"mode": jax.lax.GatherScatterMode[mode]}
-    return _outside(array, axis).add(rows, **options, wrap_negative_indices=False)
+def outside(array, axis: int = 0) -> tuple:
+    """Return an index below the range of an axis, and one above."""
+    return (*[slice(None)] * axis, jnp.array([-1, array.shape[axis]]))
 
 
 def mode_of(params) -> str:

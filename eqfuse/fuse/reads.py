@@ -11,6 +11,7 @@ import itertools
 import jax.numpy as jnp
 import numpy as np
 
+from eqfuse.fuse.moves import Rewrite
 from eqfuse.fuse.polynomials import Unfit
 from eqfuse.fuse.rows import FOLLOWED, RowPolynomials
 from eqfuse.ops.ir.form import Form, Segment, SegmentRef
@@ -92,45 +93,34 @@ def elements_of(segment: Segment, channels: bool = True) -> list[int]:
     return segment.elements()[: segment.mul if channels else 1].ravel().tolist()
 
 
-def read_rows(node: Node, columns: set[int]) -> ReadRows | None:
-    """Return the rows of a product of which these columns are read; None if all are computed."""
+def read_rows(node: Node, columns: set[int]) -> Rewrite | None:
+    """Return the rows of a product of which these columns are read; None if all are computed.
+
+    Segments of which no column is read are zero.
+    """
     [out] = node.params["form"].outputs
     form = restricted(node.params["form"], columns)
-    blocks = itertools.chain(*sorted(map(elements_of, out.segments)))
-    in_blocks = out.channels and [*blocks] == [*range(out.size)]
-    return ReadRows(node, form) if in_blocks and form != node.params["form"] else None
+    segments = sorted(enumerate(out.segments), key=lambda item: item[1].offset)
+    in_order = itertools.chain(*(elements_of(s) for _, s in segments))
+    if not out.channels or [*in_order] != [*range(out.size)] or form == node.params["form"]:
+        return None
+    read, kept, size = {p.output.segment for p in form.paths}, {}, 0
+    for n, s in segments:
+        if n in read:
+            kept[n] = dataclasses.replace(s, offset=size)
+            size += s.mul * s.dim
+    refs = {n: SegmentRef(0, place) for place, n in enumerate(kept)}
+    paths = (dataclasses.replace(p, output=refs[p.output.segment]) for p in form.paths)
+    narrow = dataclasses.replace(out, size=size, segments=tuple(kept.values()))
+    form = Form(form.inputs, (narrow,), tuple(paths))
 
-
-@dataclasses.dataclass(frozen=True)
-class ReadRows:
-    """The rows of a product, of which only segments with paths in a form are computed.
-
-    The others are zero.
-    """
-
-    node: Node
-    form: Form
-
-    @property
-    def inputs(self) -> tuple[int, ...]:
-        return self.node.inputs
-
-    def compute(self, arrays: dict, shared: dict):
-        [out], read = self.form.outputs, {p.output.segment for p in self.form.paths}
-        kept: dict[int, Segment] = {}
-        for n in sorted(read, key=lambda n: out.segments[n].offset):
-            offset = sum(s.mul * s.dim for s in kept.values())
-            kept[n] = dataclasses.replace(out.segments[n], offset=offset)
-        refs = {n: SegmentRef(0, place) for place, n in enumerate(kept)}
-        paths = (dataclasses.replace(p, output=refs[p.output.segment]) for p in self.form.paths)
-        size = sum(s.mul * s.dim for s in kept.values())
-        narrow = dataclasses.replace(out, size=size, segments=tuple(kept.values()))
-        operands, backend = [arrays[v] for v in self.inputs], self.node.params["backend"]
-        form = Form(self.form.inputs, (narrow,), tuple(paths))
-        [rows] = forms.evaluate(form, operands, backend=backend)
+    def function(of):
+        [rows] = forms.evaluate(form, [of[v] for v in node.inputs], backend=node.params["backend"])
         parts = []
-        for n, s in sorted(enumerate(out.segments), key=lambda item: item[1].offset):
+        for n, s in segments:
             start, width = kept[n].offset if n in kept else 0, s.mul * s.dim
             block = rows[:, start : start + width]
             parts.append(block if n in kept else jnp.zeros((len(rows), width), rows.dtype))
         return jnp.concatenate(parts, axis=1)
+
+    return Rewrite(node, node.inputs, function)

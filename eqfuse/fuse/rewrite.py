@@ -96,14 +96,9 @@ def rewritten(closed: ClosedJaxpr, arrays, entries: list[tuple], known) -> list:
     def computed(node: Node, given) -> list:
         return _computed(node.eqn, given, found, [trace.constant(v) for v in node.inputs])
 
-    def left_out(value: int, reason: str):
-        where = _where(trace.node(value))
-        found[:] = [entry for entry in found if (entry[0], entry[-1]) != (where, FITS)]
-        noted(trace.node(value), reason)
-
     with guarded(lambda reason: None):  # an estimate
         found += [(note,) for note in shares.lines(trace, ops) if found]
-    outputs = outputs_of(trace, arrays, ops, computed, left_out)
+    outputs = outputs_of(trace, arrays, ops, computed)
     entries += found
     return outputs
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import operator
 
 import jax.numpy as jnp
 import numpy as np
@@ -35,7 +36,9 @@ def row_shape(shape: tuple[int, ...], axes: tuple[int, ...] | None) -> tuple[int
 ROWS = (0,)
 """The axes of an array [rows, ...]; those of a batch of graphs [graphs, edges, ...] are (0, 1)."""
 
-ARITHMETIC = frozenset(["mul", "div", "neg", "add", "add_any", "sub", "dot_general", "reduce_sum"])
+OPERATORS = {"add": operator.add, "add_any": operator.add, "mul": operator.mul}
+OPERATORS |= {"neg": lambda a: a.scaled(-1.0), "sub": lambda a, b: a + b.scaled(-1.0)}
+ARITHMETIC = frozenset([*OPERATORS, "div", "dot_general", "reduce_sum"])
 """Primitives of whose operands polynomials can be multiplied out."""
 FOLLOWED = MOVES | ARITHMETIC | {"convert_element_type"}
 
@@ -112,6 +115,8 @@ class RowPolynomials:
             moved = getattr(self, f"_{node.name}")(node, place, axes)
             return moved and moved[0].take(moved[1](moved[0].labels))
         if node.name in FOLLOWED and not self._multiplied.isdisjoint(node.outputs):
+            if node.name in OPERATORS:
+                return OPERATORS[node.name](*self._sides(node, axes))
             return getattr(self, f"_{node.name}")(node, axes)
         return None
 
@@ -272,10 +277,6 @@ class RowPolynomials:
             sides.append(operand.take(np.broadcast_to(operand.labels, row_shape(shape, axes))))
         return sides
 
-    def _mul(self, node, axes):
-        a, b = self._sides(node, axes)
-        return a * b
-
     def _div(self, node, axes):
         number = self.trace.uniform(node.inputs[1])
         if number is None or number == 0:
@@ -291,19 +292,6 @@ class RowPolynomials:
         if jnp.promote_types(narrow, wide) != wide:
             return None
         return self.of(node.inputs[0], axes)
-
-    def _neg(self, node, axes):
-        return self._sides(node, axes)[0].scaled(-1.0)
-
-    def _add(self, node, axes):
-        a, b = self._sides(node, axes)
-        return a + b
-
-    _add_any = _add
-
-    def _sub(self, node, axes):
-        a, b = self._sides(node, axes)
-        return a + b.scaled(-1.0)
 
     def _reduce_sum(self, node, axes):
         along = tuple(node.params["axes"])

@@ -3,13 +3,35 @@
 import dataclasses
 from pathlib import Path
 
-from eqfuse.md.settings import HELP, RelaxSettings, Settings, parse
+from eqfuse.md.settings import RelaxSettings, Settings
 from eqfuse.runs import command
 from eqfuse.runs.errors import ConfigError, TrainingFailed
-from eqfuse.runs.schema import word
+from eqfuse.runs.schema import setting, word
 from eqfuse.runs.stopping import exit_code
 
 USAGE = "eqfuse md RUN START [name=value ...], or eqfuse md resume=FOLDER [steps=N]; see --help"
+
+
+@dataclasses.dataclass(kw_only=True)
+class Md(Settings):
+    """Run molecular dynamics with a trained network.
+
+    The last frame of START is taken. Its velocities are used if it has any; if not, they are drawn
+    for the temperature, with no total momentum. `eqfuse md resume=FOLDER [steps=N]` continues a
+    simulation, up to N steps in all. replicas=8 or frames=all simulate several structures in one
+    batch, each with a folder of its own.
+
+    Examples:
+      eqfuse md first start.xyz temperature=300 steps=20000 timestep=0.5 run=nve
+      eqfuse md first start.xyz ensemble=langevin friction=5 temperature=600 run=hot
+      eqfuse md first start.xyz ensemble=langevin replicas=8 run=eight
+      eqfuse md first start.xyz ensemble=npt temperature=300 pressure=1 run=squeezed
+      eqfuse md resume=hot steps=40000
+    """
+
+    network: str = word("the folder of a run, or a file of its network")
+    start: str = word("a file of atoms")
+    resume: str | None = setting(None, "folder of a simulation that is continued")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -31,21 +53,20 @@ class Relax(RelaxSettings):
 def main(arguments: list[str]) -> int:
     """Run dynamics; return 1 if a limit stopped them or a file is not readable, 2 if refused."""
     if "--help" in arguments or "-h" in arguments:
-        print(HELP, command.settings_help(Settings), sep="\n\n")
+        print(command.help_text(Md))
         return 0
     return exit_code(lambda: _simulate(arguments), failures=(OSError,))
 
 
 def _simulate(arguments: list[str]):
-    arguments = command.undashed(arguments, command.settings_of(Settings))
-    resumed = [a.partition("=")[2] for a in arguments if a.startswith("resume=")]
-    words, given = parse([a for a in arguments if not a.startswith("resume=")])
-    if resumed:
+    words, given = command.read(Md, arguments)
+    folder = given.pop("resume", None)
+    if folder is not None:
         if words or given.keys() - {"steps"}:
             raise ConfigError(f"resume= takes steps= alone: {USAGE}")
         from eqfuse.md.simulation import resume
 
-        resume(resumed[-1], Settings(**given).steps if given else None)
+        resume(folder, Settings(**given).steps if given else None)
         return
     if len(words) != 2:
         raise ConfigError(f"a network and a structure are needed: {USAGE}")

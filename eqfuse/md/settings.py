@@ -2,9 +2,8 @@
 
 import dataclasses
 import os
-from typing import Literal, get_args
+from typing import Literal
 
-from eqfuse.runs.command import read
 from eqfuse.runs.errors import ConfigError
 from eqfuse.runs.schema import (
     BACKEND,
@@ -14,36 +13,8 @@ from eqfuse.runs.schema import (
     POSITIVE,
     TYPES,
     check_ranges,
-    require,
     setting,
 )
-
-HELP = """\
-Run molecular dynamics with a trained network.
-
-  eqfuse md RUN START [name=value ...]
-  eqfuse md resume=FOLDER [steps=N]
-
-RUN is the folder of a run, or a file of its network; START a file of atoms, whose last frame is
-taken. Its velocities are used if it has any; if not, they are drawn for the
-temperature, with no total momentum. resume=FOLDER continues a simulation, up to steps=N in all.
-replicas=8 or frames=all simulate several structures in one batch, each with a folder of its own.
-
-Examples
-  eqfuse md first start.xyz temperature=300 steps=20000 timestep=0.5 run=nve
-  eqfuse md first start.xyz ensemble=langevin friction=5 temperature=600 run=hot
-  eqfuse md first start.xyz ensemble=langevin replicas=8 run=eight
-  eqfuse md first start.xyz ensemble=npt temperature=300 pressure=1 run=squeezed
-  eqfuse md resume=hot steps=40000"""
-
-
-_OTHER_NAMES = {
-    "nvt": "langevin (with friction and noise) or nose-hoover (without), at constant temperature",
-    "npt": "npt, which is langevin with stochastic rescaling of the cell",
-    "berendsen": "langevin or nose-hoover, at constant temperature, or npt",
-    "nve": "nve",
-}
-"""What ensembles of other programs are here."""
 
 
 @dataclasses.dataclass
@@ -51,7 +22,9 @@ class Settings:
     """The settings of one simulation."""
 
     ensemble: Literal["nve", "langevin", "nose-hoover", "npt"] = setting(
-        "nve", "what is simulated; npt: langevin with a periodic cell that changes its volume"
+        "nve",
+        "what is simulated; at constant temperature (NVT): langevin, with friction and noise, or "
+        "nose-hoover; npt: langevin with a periodic cell that changes its volume",
     )
     temperature: float = setting(300.0, "K, of drawn velocities and of thermostats", NOT_NEGATIVE)
     steps: int = setting(1000, "number of steps in all", POSITIVE)
@@ -119,12 +92,3 @@ class RelaxSettings:
 
     def __post_init__(self):
         check_ranges(self, "")
-
-
-def parse(arguments: list[str]) -> tuple[list[str], dict]:
-    """Return the words of arguments, and the settings in their types, see `command.read`."""
-    for argument in arguments:
-        name, _, value = argument.partition("=")
-        if name == "ensemble" and (hint := _OTHER_NAMES.get(value.partition("-")[0].lower())):
-            require(value in get_args(Settings.__annotations__[name]), name, value, hint)
-    return read(Settings, arguments)

@@ -192,12 +192,6 @@ def write(path: pathlib.Path, content: bytes) -> None:
         raise
 
 
-def ensure(path: pathlib.Path, content: bytes) -> None:
-    """Make the file hold exactly `content`; one that holds anything else is replaced."""
-    if read(path) != content:
-        write(path, content)
-
-
 def digest(value) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 

@@ -63,8 +63,8 @@ class TensorProductLinear(nn.Module):
       scalar_first: y begins with its only 0e, and what it gives comes first among the channels
         that are mixed, as in `e3nn.concatenate([x, e3nn.tensor_product(x, y)]).regroup()`.
       channelwise: see above.
-      split: irreps of adjacent parts of the output, to have an array for each: nothing is copied
-        where they go different ways. Not with a gate or a skip.
+      split: irreps of adjacent parts of the output, to have an array for each. Not with a gate or
+        a skip.
       input_precision: of the channel matmul on a GPU: "ieee" is float32, "tf32x3" close to it,
         "tf32" fast; None as in `Linear`.
       backend: see `eqfuse.ops.tensor_product`; "e3nn" runs the definition literally.
@@ -153,7 +153,12 @@ class TensorProductLinear(nn.Module):
         batch_axes, arrays = _rows(product, x, y, weights, edges)
         if skip is not None:
             skip = e3nn.as_irreps_array(skip)
-            _check_skip(skip, linear.irreps_out, batch_axes.shape)
+            shape, irreps = batch_axes.shape, linear.irreps_out
+            if skip.irreps.simplify() != irreps.simplify() or skip.shape[:-1] != shape:
+                raise ValueError(
+                    f"skip must be [{', '.join(map(str, shape))}, {irreps}], the output of the "
+                    f"Linear, got {skip.irreps} of shape {skip.shape}"
+                )
         added = [] if skip is None else [batch_axes.rows(skip.array)]
         dtype = promoted([*arrays, *added], parameters)
         floats = [a.astype(dtype) for a in (*arrays, *parameters, *added)]
@@ -166,17 +171,14 @@ class TensorProductLinear(nn.Module):
         chosen = choose(mode, fused, num_rows, num_nodes, backend, dtype)
         record_fused(chosen.text)
         call = layer.Call(fused, num_rows, num_nodes, backend, chosen.kernels)
-        outputs = [batch_axes.apart(out) for out in layer.evaluate(call, floats, integers)]
-        if self.split is not None:
-            parts, outputs = _parts(self.split, linear.irreps_out), iter(outputs)
-            zeros = functools.partial(e3nn.zeros, leading_shape=batch_axes.shape, dtype=dtype)
-            return tuple(e3nn.IrrepsArray(p, next(outputs)) if p.dim else zeros(p) for p in parts)
+        out = batch_axes.apart(layer.evaluate(call, floats, integers))
         if fused_gate is not None:
             irreps = fused_gate.irreps_out
             if self.force_irreps_out:  # the same channels in the blocks that were asked for
                 irreps = make_gate(e3nn.Irreps(self.irreps_out)).irreps_out
-            return e3nn.IrrepsArray(irreps, *outputs)
-        return gate(self._preactivation(linear.irreps_out, *outputs, zero_flags, skip))
+            return e3nn.IrrepsArray(irreps, out)
+        out = gate(self._preactivation(linear.irreps_out, out, zero_flags, skip))
+        return out if self.split is None else _cut(out, self.split)
 
     def _gate(self) -> tuple[Callable | None, Callable]:
         """Return what makes the gate of a Linear, if one follows, and e3nn's function."""
@@ -184,10 +186,14 @@ class TensorProductLinear(nn.Module):
 
     def _linear(self, product, x, y, edges):
         """Return the Linear of a product, its parameters, and the zero flags of e3nn's."""
+        flags = x.zero_flags, y.zero_flags
+        if edges is not None and not self.channelwise:  # e3nn does not know zeros after a sum
+            flags = ((False,) * len(f) for f in flags)
+        keep = irreps_filter(self.filter_ir_out)
         linear, whole = linears.for_product(
             product.irreps_out,
             product.zero_flags,
-            self._linear_irreps_in(x, y, edges),
+            products.product_irreps(x.irreps, y.irreps, keep, *flags, self.channelwise),
             self.irreps_out,
             force_irreps_out=self.force_irreps_out,
             biases=self.biases,
@@ -196,12 +202,7 @@ class TensorProductLinear(nn.Module):
             input_precision=matmul_precision(self.input_precision),
         )
         parameters = declare(self, whole.parameters, self.num_indexed_weights, x.dtype)
-        parameters = [parameters[p.name] for p in linear.parameters]
-        if self.split is not None:
-            sizes = tuple(part.dim for part in _parts(self.split, linear.irreps_out) if part.dim)
-            linear, columns = linears.cut(linear, sizes or (0,))
-            parameters = [parameters[n][..., own] for n, own in columns]
-        return linear, parameters, whole.zero_flags
+        return linear, [parameters[p.name] for p in linear.parameters], whole.zero_flags
 
     def _preactivation(self, irreps, array, zero_flags, skip) -> e3nn.IrrepsArray:
         """Return the output of a Linear and a skip, with the zero flags that their sum has."""
@@ -267,14 +268,6 @@ class TensorProductLinear(nn.Module):
             out = e3nn.IrrepsArray(product.irreps_out, out)
         return out, e3nn.IrrepsArray("0e", jnp.ones((1, 1), out.dtype))
 
-    def _linear_irreps_in(self, x, y, edges) -> e3nn.Irreps:
-        """Return the irreps of what e3nn's Linear gets: the product, or its sums by node."""
-        flags = x.zero_flags, y.zero_flags
-        if edges is not None and not self.channelwise:  # e3nn does not know zeros after a sum
-            flags = ((False,) * len(f) for f in flags)
-        keep = irreps_filter(self.filter_ir_out)
-        return products.product_irreps(x.irreps, y.irreps, keep, *flags, self.channelwise)
-
     def _reference(self, x, y, weights, edges, index, skip, gate, options):
         computed = options["filter_ir_out"]
         options = options | {"filter_ir_out": irreps_filter(self.filter_ir_out)}
@@ -338,31 +331,16 @@ class TensorProductLinearGate(TensorProductLinear):
         return make, functools.partial(reference, **acts)
 
 
-def _check_skip(skip: e3nn.IrrepsArray, irreps: e3nn.Irreps, lead: tuple[int, ...]):
-    if skip.irreps.simplify() != irreps.simplify() or skip.shape[:-1] != lead:
-        raise ValueError(
-            f"skip must be [{', '.join(map(str, lead))}, {irreps}], the output of the Linear, got "
-            f"{skip.irreps} of shape {skip.shape}"
-        )
-
-
-def _parts(split, irreps: e3nn.Irreps) -> list[e3nn.Irreps]:
-    """Return the irreps of the parts that an output of these irreps is split into."""
+def _cut(out: e3nn.IrrepsArray, split) -> tuple[e3nn.IrrepsArray, ...]:
+    """Return the columns of a result as one array for each of the parts."""
     if isinstance(split, str | e3nn.Irreps):
         raise ValueError(f"split needs a tuple of irreps, got {split!r}")
     parts = [e3nn.Irreps(part) for part in split]
-    whole = e3nn.Irreps([mul_ir for part in parts for mul_ir in part])
-    if whole.simplify() != irreps.simplify():
+    if sum(parts, e3nn.Irreps()).simplify() != out.irreps.simplify():
         raise ValueError(
-            f"split {parts} must be adjacent parts of the output, {irreps}; what no path gives "
+            f"split {parts} must be adjacent parts of the output, {out.irreps}; what no path gives "
             "is part of it with force_irreps_out only"
         )
-    return parts
-
-
-def _cut(out: e3nn.IrrepsArray, split) -> tuple[e3nn.IrrepsArray, ...]:
-    """Return the columns of a result as one array for each of the parts."""
-    parts = _parts(split, out.irreps)
     arrays = jax.lax.split(out.array, [part.dim for part in parts], axis=-1)
     return tuple(map(e3nn.IrrepsArray, parts, arrays))
 

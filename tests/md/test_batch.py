@@ -5,6 +5,7 @@ import ase.io
 import numpy as np
 import pytest
 
+import eqfuse
 from eqfuse import md
 from eqfuse.data import DataError
 from eqfuse.md.simulation import read_checkpoint
@@ -67,13 +68,16 @@ def test_batch_refuses_structures_that_differ(run, frames, tmp_path):
 
 
 def test_a_limit_names_the_structure_that_passed_it(run, frames, tmp_path):
-    frames[0].set_velocities(np.full((8, 3), 1e-9))
-    frames[1].set_velocities([[0.1, 0, 0], [-0.1, 0, 0], [0, 0, 0], [0, 0, 0]])
-    limit = frames[1].get_temperature() * 4 / 3 + 1
-    settings = {"ensemble": "langevin", "temperature": 20 * limit, "friction": 100.0}
-    with pytest.raises(TrainingFailed, match=r"structure [01]: a temperature of .* is above"):
-        md.run(run, frames, run=str(tmp_path / "md"), max_temperature=limit, **settings)
+    """All end with their last good frame."""
+    for atoms in frames:
+        atoms.set_velocities(np.full((len(atoms), 3), 1e-9))
+    settings = {"ensemble": "langevin", "temperature": 5000.0, "max_temperature": 40.0}
+    with pytest.raises(TrainingFailed, match=r"structure [01]: a temperature .* is above max_tem"):
+        md.run(run, frames, run=str(tmp_path / "md"), **settings)
     step = read_checkpoint(tmp_path / "md")[1]["step"]
     for k in ("0", "1"):
         last = ase.io.read(tmp_path / "md" / k / "trajectory.xyz")
-        assert last.info["step"] == step
+        assert last.info["step"] == step > 0
+        assert last.get_temperature() < 40
+        forces = eqfuse.Calculator(run).get_forces(last)
+        np.testing.assert_allclose(last.get_forces(), forces, rtol=0, atol=1e-6)

@@ -293,8 +293,6 @@ class Fused:
     """A product, a Linear and a gate as one op.
 
     Its operands are the form's inputs, the Linear's parameters and, if there is one, the skip.
-
-    The pre-activation z may be several arrays (`linear.cut`) if neither gate nor skip follows.
     """
 
     form: Form  # the product; its one output is what the Linear reads
@@ -322,10 +320,9 @@ class Fused:
         """Return the epilogue: the op of rows that are the product."""
         [out] = self.form.outputs
         source = Operand("m", out.size, out.segments, True)
-        paths = [
-            Path((ref,), ref, tuple(((k, k), 1.0) for k in range(segment.dim)))
-            for ref, segment in ((SegmentRef(0, n), s) for n, s in enumerate(out.segments))
-        ]
+        refs = [SegmentRef(0, n) for n in range(len(out.segments))]
+        pairs = zip(refs, out.segments, strict=True)
+        paths = [path_between((ref,), ref, (s.dim,)) for ref, s in pairs]
         out = dataclasses.replace(out, index=Index.ROW)
         form = Form((source,), (out,), tuple(paths))
         return dataclasses.replace(self, form=form)
@@ -345,25 +342,17 @@ class Fused:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Return the sizes of the rows of the outputs: out, and the arrays of z."""
+        """Return the sizes of the rows of the outputs."""
         gated = () if self.gate is None else (self.gate.irreps_out.dim,)
-        return (*gated, *(rows.size for rows in self.linear.linear_form.outputs))
-
-    @property
-    def arrays(self) -> list[str]:
-        """Return names of the arrays that the pre-activation consists of."""
-        count = len(self.linear.linear_form.outputs)
-        return ["z"] if count == 1 else [f"z{n}" for n in range(count)]
+        return (*gated, self.linear.size_out)
 
     @property
     def outputs(self) -> list[str]:
-        return [*([] if self.gate is None else ["out"]), *self.arrays]
+        return ["z"] if self.gate is None else ["out", "z"]
 
     def cotangents(self, given) -> list[str]:
         """Return names of the cotangents of the outputs that are given, in their order."""
-        return [
-            f"ct_{name}" for name, is_given in zip(self.outputs, given, strict=True) if is_given
-        ]
+        return [f"ct_{name}" for name in itertools.compress(self.outputs, given)]
 
     def operands(self, floats):
         """Return (inputs of the form, parameters of the Linear, skip or None)."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import functools
-import itertools
 
 import e3nn_jax as e3nn
 import numpy as np
@@ -27,9 +25,6 @@ class Linear:
     """A Linear as a linear form, with its parameters.
 
     The inputs of `linear_form` are the row, then the parameters; its output is the pre-activation.
-
-    The pre-activation is one array, or several that are adjacent parts of it, see `cut`. Its blocks
-    are numbered through all of them.
     """
 
     linear_form: Form
@@ -42,24 +37,11 @@ class Linear:
 
     @property
     def blocks_out(self) -> tuple[Segment, ...]:
-        return tuple(block for rows in self.linear_form.outputs for block in rows.segments)
-
-    @functools.cached_property
-    def _first_blocks(self) -> list[int]:
-        """Return the first block of each array of the pre-activation, and how many there are."""
-        return [0, *itertools.accumulate(len(rows.segments) for rows in self.linear_form.outputs)]
+        return self.linear_form.outputs[0].segments
 
     def place(self, part) -> Segment:
         """Return the `mul` channels of a block of the pre-activation from `first` on, a `Part`."""
         return self.blocks_out[part.block].part(part.first, part.mul)
-
-    def array_of(self, block: int) -> int:
-        """Return which array of the pre-activation a block of it is in."""
-        return bisect.bisect_right(self._first_blocks, block) - 1
-
-    def block_of(self, term: Term) -> int:
-        """Return the number of the block of the pre-activation that a matrix or a bias adds to."""
-        return self._first_blocks[term.z.operand - len(self.linear_form.inputs)] + term.z.segment
 
     @property
     def size_out(self) -> int:
@@ -68,53 +50,17 @@ class Linear:
     @property
     def zero_flags(self) -> tuple[bool, ...]:
         """Return of each block of the pre-activation whether nothing is added to it."""
-        added = {self.block_of(t) for t in self.linear_form.terms}
+        added = {t.z.segment for t in self.linear_form.terms}
         return tuple(n not in added for n in range(len(self.blocks_out)))
 
     def reads(self, block: int) -> bool:
         return any(t.x is not None and t.x.segment == block for t in self.linear_form.terms)
 
     def into(self, block: int) -> list[Term]:
-        return [t for t in self.linear_form.terms if self.block_of(t) == block and t.x is not None]
+        return [t for t in self.linear_form.terms if t.z.segment == block and t.x is not None]
 
     def biases(self, block: int) -> list[Term]:
-        return [t for t in self.linear_form.terms if self.block_of(t) == block and t.x is None]
-
-
-@functools.cache
-def cut(linear: Linear, sizes: tuple[int, ...]) -> tuple[Linear, list[tuple[int, slice]]]:
-    """Return the same Linear with its pre-activation as several arrays.
-
-    A block that belongs to two arrays becomes two blocks, and so do its parameters, each of which
-    is columns of one of the given Linear: its number and a slice, the second result. `sizes` are of
-    whole channels, together the whole row.
-    """
-    outputs, places = [], {}  # places: of a block, (array, block, first channel, last)
-    stop = 0
-    for o, size in enumerate(sizes):
-        start, stop, blocks = stop, stop + size, []
-        for n, b in enumerate(linear.blocks_out):
-            first = max(start - b.offset, 0) // b.dim
-            last = min((stop - b.offset) // b.dim, b.mul)
-            if first < last:
-                places.setdefault(n, []).append((o, len(blocks), first, last))
-                blocks.append(Segment.mul_ir(b.offset + first * b.dim - start, last - first, b.dim))
-        outputs.append(Operand(f"z{o}", size, tuple(blocks), True))
-    assert stop == linear.size_out, (sizes, linear.irreps_out)
-    columns, parameters, paths = [], [], []
-    for path, term in zip(linear.linear_form.paths, linear.linear_form.terms, strict=True):
-        old = linear.parameters[term.w - 1]
-        for o, block, first, last in places[term.z.segment]:
-            columns.append((term.w - 1, slice(first, last)))
-            shape = (*old.shape[:-1], last - first)
-            parameters.append(Parameter(f"{old.name}[{first}:{last}]", shape, old.std))
-            dim, target = len(path.terms), SegmentRef(o, block)
-            paths.append(Path.of_matrix(term.x, len(parameters), target, term.scale, dim))
-    inputs = linear.linear_form.inputs[:1] + matrices(parameters)
-    linear_form = dataclasses.replace(
-        linear.linear_form, inputs=inputs, outputs=tuple(outputs), paths=tuple(paths)
-    )
-    return Linear(linear_form, tuple(parameters), linear.irreps_out), columns
+        return [t for t in self.linear_form.terms if t.z.segment == block and t.x is None]
 
 
 def matrices(parameters) -> tuple[Operand, ...]:

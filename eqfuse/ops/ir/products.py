@@ -200,7 +200,8 @@ def tensor_product(
     x_groups, y_groups = groups(irreps_x, zero_x, regroup), groups(irreps_y, zero_y, regroup)
     mul_x, mul_y = (max((g.mul for g in side), default=1) for side in (x_groups, y_groups))
     first = (_scalar(irreps_y),) if scalar_first else ()
-    blocks = _blocks(x_groups, y_groups, filter_ir_out, first)
+    blocks = _blocks(itertools.product(x_groups, y_groups), filter_ir_out)
+    blocks.sort(key=lambda block: (block[0], block[2].ir not in first))  # stably, as e3nn sorts
     many = min(mul_x, mul_y) > UNROLLED_MUL
     if many:
         counts = (
@@ -234,19 +235,10 @@ def tensor_product(
     return product_of(form, [(gx.mul * gy.mul, ir) for ir, gx, gy in blocks], zeros, regroup)
 
 
-def _blocks(x_groups, y_groups, filter_ir_out, first) -> list[tuple[e3nn.Irrep, Group, Group]]:
-    """Return irrep, x and y of the blocks of the output, sorted stably by irrep, as e3nn does.
-
-    Of one irrep, those of the irreps `first` of y come before the others.
-    """
-    blocks = [
-        (ir, gx, gy)
-        for gx in x_groups
-        for gy in y_groups
-        for ir in gx.ir * gy.ir
-        if filter_ir_out is None or ir in filter_ir_out
-    ]
-    return sorted(blocks, key=lambda block: (block[0], block[2].ir not in first))
+def _blocks(pairs, filter_ir_out) -> list[tuple]:
+    """Return irrep, x and y of the blocks of the output that pairs (x, y) give."""
+    blocks = ((ir, x, y) for x, y in pairs for ir in x.ir * y.ir)
+    return [b for b in blocks if filter_ir_out is None or b[0] in filter_ir_out]
 
 
 @functools.cache
@@ -340,8 +332,8 @@ def elementwise_tensor_product(
     while left and right:  # long blocks are cut, as e3nn aligns its operands
         mul = min(left[0].mul, right[0].mul)
         pairs.append((_cut(left, mul), _cut(right, mul)))
-    blocks = [(ir, x, y) for x, y in pairs for ir in x.ir * y.ir]
-    return _channelwise(blocks, irreps_x, irreps_y, filter_ir_out, normalization, regroup=False)
+    blocks = _blocks(pairs, filter_ir_out)
+    return _channelwise(blocks, irreps_x, irreps_y, normalization, regroup=False)
 
 
 @functools.cache
@@ -365,23 +357,17 @@ def channelwise_tensor_product(
             "channelwise_tensor_product: all irreps must have the same multiplicity, "
             f"got {irreps_x} and {irreps_y}"
         )
-    blocks = [
-        (ir, x, y)
-        for x in irrep_blocks(irreps_x, zero_x)
-        for y in irrep_blocks(irreps_y, zero_y)
-        for ir in x.ir * y.ir
-    ]
-    blocks.sort(key=lambda block: block[0])  # stably, as e3nn sorts
+    pairs = itertools.product(irrep_blocks(irreps_x, zero_x), irrep_blocks(irreps_y, zero_y))
+    blocks = sorted(_blocks(pairs, filter_ir_out), key=lambda block: block[0])
     y_index = Index.RECEIVER if on_graph else Index.ROW
     options = {"y_index": y_index, "regroup": not weighted, "weighted": weighted}
-    return _channelwise(blocks, irreps_x, irreps_y, filter_ir_out, normalization, **options)
+    return _channelwise(blocks, irreps_x, irreps_y, normalization, **options)
 
 
 def _channelwise(
     blocks,
     irreps_x,
     irreps_y,
-    filter_ir_out,
     normalization: str,
     *,
     regroup: bool,
@@ -389,7 +375,6 @@ def _channelwise(
     weighted: bool = False,
 ) -> Product:
     """Return the form of products of (irrep, block of x, block of y), channel by channel."""
-    blocks = [b for b in blocks if filter_ir_out is None or b[0] in filter_ir_out]
     irreps_out = e3nn.Irreps([(x.mul, ir) for ir, x, _ in blocks])
     slices = irreps_out.slices()
     if weighted:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import enum
 import functools
 import heapq
 import math
@@ -34,31 +33,17 @@ FUNCTIONS |= {"and", "or", "not", "select", "convert", "identity"}
 """Functions that element-wise steps may have."""
 
 
-class Extent(enum.Enum):
-    """How many rows an array has: one for the whole program, one for each row, or for each node."""
-
-    WHOLE = "whole"
-    ROWS = "rows"
-    NODES = "nodes"
-
-
 @dataclasses.dataclass(frozen=True)
 class Array:
     """An array of `size` elements, at least one, or of rows of `size` elements each."""
 
     size: int
     dtype: str
-    extent: Extent = Extent.WHOLE
+    index: Index = Index.SHARED
 
     @property
     def bytes(self) -> int:
         return self.size * BYTES[self.dtype]
-
-    @classmethod
-    def of(cls, operand: Operand, dtype: str) -> Array:
-        """Return the array of an operand of a form."""
-        by_index = {Index.ROW: Extent.ROWS, Index.SHARED: Extent.WHOLE}
-        return cls(operand.size, dtype, by_index.get(operand.index, Extent.NODES))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -302,7 +287,7 @@ class Program:
         if indices & {Index.SENDER, Index.SHARED} or any(form.num_sets for form in self.forms):
             return False
         between = {n for s in self.steps for n in s.reads} - set(self.inputs) | set(self.local)
-        return all(self.arrays[n].extent is Extent.ROWS for n in between)
+        return all(self.arrays[n].index is Index.ROW for n in between)
 
     # programs that run whole
 

@@ -75,8 +75,7 @@ def rows_backward(*arrays, call: Call):
             dinputs.append(rows)
         dz = results[len(outputs) :] if gated else dz
     if any(of_parameters):
-        named |= {f"dz_{a}": d for a, d in zip(fused.arrays, dz, strict=True)}
-        gradients = _gradients(call, tuple(of_parameters), named, dtype)
+        gradients = _gradients(call, tuple(of_parameters), named | {"dz_z": dz[0]}, dtype)
     return [*dinputs, *gradients, *(dz if of_skip else [])]
 
 

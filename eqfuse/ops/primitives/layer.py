@@ -33,7 +33,7 @@ class Call:
 
     Operands are those of what comes before (a transpose: of what its tangent is of), then tangents
     or cotangents, then integers. A derivative of the op has one more, the pre-activation, which the
-    op computes; of several arrays of it, the last.
+    op computes.
     """
 
     fused: Fused
@@ -81,12 +81,11 @@ class Call:
 
 
 def evaluate(call: Call, floats, integers):
-    """Return the gated row of a fused op, or the arrays of the pre-activation."""
+    """Return the gated row of a fused op, or the pre-activation."""
     if not call.num_rows or not call.num_output_rows:
         call = dataclasses.replace(call, kernels=Kernels.APART)
     compute = {Kernels.APART: _value, Kernels.BLOCKS: _in_blocks}.get(call.kernels, fused_p.bind)
-    outputs = compute(*rules.vary_alike([*floats, *integers]), call=call)
-    return outputs[: len(call.fused.sizes) if call.fused.gate is None else 1]
+    return compute(*rules.vary_alike([*floats, *integers]), call=call)[0]
 
 
 def _in_blocks(*arrays, call: Call):
@@ -199,19 +198,18 @@ def _gate_tangent(call: Call, z, t_z):
 
 
 def _value(*arrays, call: Call) -> list:
-    """Return out and z (only the arrays of z, where nothing follows it), part by part."""
+    """Return out and z (only z, where nothing follows it), part by part."""
     fused = call.fused
     floats, _, integers = call.split(arrays)
     inputs, parameters, skip = fused.operands(floats)
     index, _ = fused.split(integers)
     [m] = product(call, fused.form, inputs, integers)
-    arrays = forms.evaluate_linear(
+    [z] = forms.evaluate_linear(
         fused.linear.linear_form, [m, *parameters], index, call.num_output_rows, call.backend
     )
-    if skip is not None:
-        arrays = [arrays[0] + skip]
-    gated = [] if fused.gate is None else [_apply_gate(call, arrays[0])]
-    return [*gated, *arrays, *([m] if call.kernels.keeps_sums else [])]
+    z = z if skip is None else z + skip
+    gated = [] if fused.gate is None else [_apply_gate(call, z)]
+    return [*gated, z, *([m] if call.kernels.keeps_sums else [])]
 
 
 def _tangent(*arrays, call: Call, m=None) -> list:
@@ -225,7 +223,7 @@ def _tangent(*arrays, call: Call, m=None) -> list:
     t_m = _product_tangent(call, inputs, t_inputs, integers)
     if m is None and any(t is not None for t in t_parameters):
         [m] = product(call, fused.form, inputs, integers)
-    results = rules.bind_tangent(
+    [t_z] = rules.bind_tangent(
         forms.linear_form_p,
         fused.linear.linear_form,
         [m, *parameters],
@@ -234,14 +232,11 @@ def _tangent(*arrays, call: Call, m=None) -> list:
         {"num_rows": call.num_output_rows, "backend": call.backend},
     )
     if t_skip is not None:
-        results = [t_skip if results[0] is None else results[0] + t_skip]
-    shapes = [(call.num_output_rows, rows.size) for rows in fused.linear.linear_form.outputs]
-    results = [
-        rules.vary_alike([jnp.zeros(shape, z.dtype), z])[0] if t is None else t
-        for t, shape in zip(results, shapes, strict=True)
-    ]
-    gated = [] if fused.gate is None else [_gate_tangent(call, z, *results)]
-    return [*gated, *results, *([t_m] if call.kernels.keeps_sums else [])]
+        t_z = t_skip if t_z is None else t_z + t_skip
+    if t_z is None:
+        t_z = rules.vary_alike([jnp.zeros_like(z), z])[0]
+    gated = [] if fused.gate is None else [_gate_tangent(call, z, t_z)]
+    return [*gated, t_z, *([t_m] if call.kernels.keeps_sums else [])]
 
 
 # the primitive
@@ -299,8 +294,6 @@ def _transpose(cotangents, *arrays, call: Call):
     is_whole = not any(map(ad.is_undefined_primal, operands))
     if not (call.is_tangent and is_whole and all(map(ad.is_undefined_primal, tangents))):
         return rules.transpose_of(definition, cotangents, arrays, call=call)
-    if call.fused.gate is None:  # kernels take those of all arrays of the pre-activation
-        cotangents = [ad.instantiate_zeros(c) for c in cotangents]
     cotangents = rules.given(cotangents)
     reached = [c is not None for c in cotangents]
     arrays = rules.vary_alike([*operands, *compress(cotangents, reached), *integers])

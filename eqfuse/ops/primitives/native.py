@@ -12,7 +12,7 @@ from eqfuse.ops.backends.llvm import program as native_program
 from eqfuse.ops.backends.llvm.form import generate
 from eqfuse.ops.backends.llvm.linear import is_wide, transposed
 from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.program import Extent, Program
+from eqfuse.ops.ir.program import Program
 
 native_p = Primitive("eqfuse_native")
 native_p.multiple_results = True
@@ -70,8 +70,7 @@ def by_rows(program: Program, arrays, indices, num_rows: int, num_nodes: int) ->
     """Return the outputs of a program, block by block of rows."""
     parts = native_program.num_parts(program, num_rows, num_nodes)
     module = native_program.generate_rows(program, machine.machine(), parts)
-    counts = {Extent.WHOLE: 1, Extent.ROWS: num_rows, Extent.NODES: num_nodes}
-    shapes = [(counts[array.extent], array.size) for array in program.arrays]
+    shapes = [(a.index.count(num_rows, num_nodes), a.size) for a in program.arrays]
     inputs = [a.reshape(shapes[n]) for n, a in enumerate(arrays)]
     inputs += [arrays[n].T.reshape(1, -1) for n in native_program.transposed_weights(program)]
     inputs += [indices[name] for name in module.index_arrays]

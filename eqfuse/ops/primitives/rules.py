@@ -61,18 +61,24 @@ def zero(out) -> ad.Zero:
     return ad.Zero(jax.typeof(out).to_tangent_aval())
 
 
+def _along(function, places, arrays, params):
+    """Return a definition as a function of the operands at some places."""
+
+    def restricted(*chosen):
+        full = list(arrays)
+        for n, a in zip(places, chosen, strict=True):
+            full[n] = a
+        return function(*full, **params)
+
+    return restricted
+
+
 def transpose_of(function, cotangents, arrays, **params):
     """Return the transpose of a definition with respect to the operands that are unknown."""
     cotangents = [ad.instantiate_zeros(c) for c in cotangents]
     linear = [n for n, a in enumerate(arrays) if ad.is_undefined_primal(a)]
-
-    def restricted(*unknown):
-        full = list(arrays)
-        for n, a in zip(linear, unknown, strict=True):
-            full[n] = a
-        return function(*full, **params)
-
     avals = [arrays[n].aval.update(weak_type=False) for n in linear]
+    restricted = _along(function, linear, arrays, params)
     results = iter(jax.linear_transpose(restricted, *avals)(cotangents))
     return [next(results) if ad.is_undefined_primal(a) else None for a in arrays]
 
@@ -82,13 +88,7 @@ def jvp_of(function):
 
     def rule(primals, tangents, **params):
         active = [n for n, t in enumerate(tangents) if type(t) is not ad.Zero]
-
-        def restricted(*arrays):
-            full = list(primals)
-            for n, a in zip(active, arrays, strict=True):
-                full[n] = a
-            return function(*full, **params)
-
+        restricted = _along(function, active, primals, params)
         return jax.jvp(restricted, [primals[n] for n in active], [tangents[n] for n in active])
 
     return rule

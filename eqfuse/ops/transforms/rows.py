@@ -46,7 +46,7 @@ def _over_rows(converter: Converter, inputs, outputs, num_rows: int) -> Program:
             raise NoStepError("a step that is not of rows")
         operands = [numbers[n] for n in operands]
         for n, operand in zip(operands, form.operands, strict=True):
-            array = Array.of(operand, converter.dtype)
+            array = Array(operand.size, converter.dtype, operand.index)
             if arrays.setdefault(n, array) != array:
                 raise NoStepError("a sum of weights")
         count = len(form.inputs)

@@ -84,15 +84,8 @@ class Trace:
                 self._fixed.add(self._literals[key])
         return self._literals[key]
 
-    def found(self, closed: ClosedJaxpr, inputs: list[int]) -> list[int] | None:
-        """Return the values of a function of `inputs`, or None if the trace lacks a step of it."""
-        try:
-            return self._inline(closed, inputs, lambda *node: self._known[_key(*node)])
-        except KeyError:
-            return None
-
-    def _inline(self, closed: ClosedJaxpr, inputs: list[int], add=None) -> list[int]:
-        jaxpr, add = closed.jaxpr, add or self._add
+    def _inline(self, closed: ClosedJaxpr, inputs: list[int]) -> list[int]:
+        jaxpr = closed.jaxpr
         number = dict(zip(jaxpr.invars, inputs, strict=True))
         for v, value in zip(jaxpr.constvars, closed.consts, strict=True):
             number[v] = self._constant(value, v.aval, ("const", id(value)))
@@ -106,12 +99,12 @@ class Trace:
         for eqn in jaxpr.eqns:
             given = [read(v) for v in eqn.invars]
             if (called := self._called(eqn)) is not None:
-                outputs = self._inline(called, given, add)
+                outputs = self._inline(called, given)
             elif eqn.primitive is mark_p:
                 outputs = given
                 self.marks.setdefault(given[0], set()).add(eqn.params["number"])
             else:
-                outputs = add(eqn, tuple(given))
+                outputs = self._add(eqn, tuple(given))
             number.update(zip(eqn.outvars, outputs, strict=True))
         return [read(v) for v in jaxpr.outvars]
 

@@ -2,7 +2,6 @@
 
 import pickle
 
-import ase.units
 import numpy as np
 import pytest
 
@@ -20,38 +19,28 @@ def rmd17_arrays():
     }
 
 
-def test_rmd17_is_converted_from_kcal_per_mol(tmp_path):
+def save_md22(path, keys="zREF", **units):
     arrays = rmd17_arrays()
-    np.savez(tmp_path / "m.npz", **arrays)
-    frames = read_structures(tmp_path / "m.npz")
-    assert len(frames) == 4
-    ev = 0.0433641  # eV in one kcal/mol, to the digits written
-    assert ase.units.kcal / ase.units.mol == pytest.approx(ev, rel=1e-6)
-    np.testing.assert_array_equal(frames[2].numbers, [8, 1, 1])
-    np.testing.assert_array_equal(frames[2].positions, arrays["coords"][2])
-    assert frames[2].energy == pytest.approx(-3 * ev, rel=1e-6)
-    np.testing.assert_allclose(frames[2].forces, arrays["forces"][2] * ev, rtol=1e-6)
-
-
-def save_md22(path, **units):
-    arrays = rmd17_arrays()
-    np.savez(path, **dict(zip("zREF", arrays.values(), strict=True)), **units)
+    np.savez(path, **dict(zip(keys, arrays.values(), strict=True)), **units)
     return arrays
 
 
+@pytest.mark.parametrize("keys", ["zREF", [*rmd17_arrays()]], ids=["md22", "rmd17"])
 @pytest.mark.parametrize("length", [None, "Ang", b"Angstrom", "Å"])
 @pytest.mark.parametrize(
     ("energy", "factor"),
     [(None, 0.0433641), (b"kcal/mol", 0.0433641), ("kcal mol^-1", 0.0433641), ("eV", 1.0)],
 )
-def test_md22_is_read_in_its_own_units(tmp_path, energy, factor, length):
+def test_files_are_read_in_their_own_units(tmp_path, energy, factor, length, keys):
     units = {"e_unit": energy, "r_unit": length}
     units = {key: np.array(unit) for key, unit in units.items() if unit is not None}
-    arrays = save_md22(tmp_path / "m.npz", **units)
-    frame = read_structures(tmp_path / "m.npz")[2]
-    np.testing.assert_array_equal(frame.positions, arrays["coords"][2])
-    assert frame.energy == pytest.approx(-3 * factor, rel=1e-6)
-    np.testing.assert_allclose(frame.forces, arrays["forces"][2] * factor, rtol=1e-6)
+    arrays = save_md22(tmp_path / "m.npz", keys, **units)
+    frames = read_structures(tmp_path / "m.npz")
+    assert len(frames) == 4
+    np.testing.assert_array_equal(frames[2].numbers, [8, 1, 1])
+    np.testing.assert_array_equal(frames[2].positions, arrays["coords"][2])
+    assert frames[2].energy == pytest.approx(-3 * factor, rel=1e-6)
+    np.testing.assert_allclose(frames[2].forces, arrays["forces"][2] * factor, rtol=1e-6)
 
 
 def test_atoms_are_in_angstrom_whatever_the_file_is_in(tmp_path):

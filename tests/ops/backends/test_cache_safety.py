@@ -153,7 +153,7 @@ def test_unwritable_folder_falls_back_with_a_warning(tmp_path, monkeypatch):
     monkeypatch.setenv("EQFUSE_CACHE_DIR", str(blocked / "folder"))
     with pytest.warns(UserWarning, match="cannot be written to.*Set EQFUSE_CACHE_DIR"):
         fallback = _host.cache_folder()
-    _host.ensure(fallback / "a.py", b"text")
+    _host.write(fallback / "a.py", b"text")
     assert (fallback / "a.py").read_bytes() == b"text"
     assert _host.cache_folder() == fallback  # without a second warning, which would be an error
 

@@ -23,7 +23,7 @@ from eqfuse.ops.backends.llvm.text import (
 from eqfuse.ops.ir.form import Form, Index, reductions
 
 ENDS = NODE_INDEX, SENDER_INDEX
-_AXES = {Index.ROW: ROWS, Index.SENDER: SENDERS, Index.RECEIVER: NODES, Index.SHARED: -1}
+AXES = {Index.ROW: ROWS, Index.SENDER: SENDERS, Index.RECEIVER: NODES, Index.SHARED: -1}
 
 
 def write_pass(plan: Plan, arguments: Arguments, copies: Copies) -> Pass:
@@ -52,7 +52,7 @@ def write_pass(plan: Plan, arguments: Arguments, copies: Copies) -> Pass:
         rows.finish_unit(loop.index)
     rows.finish_pass()
     size = plan.block if by_row else 1
-    return Pass(name, f, _AXES[plan.reduce_over], size, row_cost=groups.cost, scratch=plan.scratch)
+    return Pass(name, f, AXES[plan.reduce_over], size, row_cost=groups.cost, scratch=plan.scratch)
 
 
 @functools.lru_cache(maxsize=256)
@@ -109,7 +109,7 @@ def _copy_pass(form: Form, copied, arguments: Arguments, copies: Copies, index: 
             copy = f.at(pointers[i][1], nodes.index, layout.size * f.bytes)
             copies.call("pack", f, layout, row, copy)
             cost += 4 * layout.size // layout.widest
-    return Pass(f"pass_copy_{index.value}", f, _AXES[index], node_cost=cost)
+    return Pass(f"pass_copy_{index.value}", f, AXES[index], node_cost=cost)
 
 
 def _arguments(form: Form, dtype: str, index_arrays, copied: dict[int, Layout]) -> Arguments:
@@ -118,9 +118,9 @@ def _arguments(form: Form, dtype: str, index_arrays, copied: dict[int, Layout]) 
     def add(side: str, n: int, operand, width: int, name: str):
         if operand.table:  # an array that all rows share
             table = operand.table.intervals * operand.table.order * width
-            arguments.add((side, n), _AXES[Index.SHARED], table, name)
+            arguments.add((side, n), AXES[Index.SHARED], table, name)
             return
-        arguments.add((side, n), _AXES[operand.index], width, name)
+        arguments.add((side, n), AXES[operand.index], width, name)
 
     for i, operand in enumerate(form.inputs):
         add("in", i, operand, operand.size, operand.name)

@@ -439,11 +439,6 @@ class Plan:
         """Return whether a unit of the pass is one row of it."""
         return self.operand(*key).index is self.reduce_over is not Index.ROW
 
-    @property
-    def writes_rows(self) -> bool:
-        """Return whether outputs belong to rows, and not to the unit that a pass takes."""
-        return not all(self.is_owned(("out", o)) for o in self.outputs)
-
     def is_long(self, mul: int) -> bool:
         """Return whether a row of so many channels is taken from one end to the other."""
         return padded(mul, self.widest) >= LONG * lanes(mul, self.widest)
@@ -455,7 +450,8 @@ class Plan:
         well: such passes were not faster.
         """
         muls = {s.mul for layout in self.layouts.values() for s in layout.operand.segments}
-        if self.writes_rows and not self.is_long(max(muls, default=1)):
+        writes_rows = not all(self.is_owned(("out", o)) for o in self.outputs)
+        if writes_rows and not self.is_long(max(muls, default=1)):
             return []
         rows = [("in", i) for i in self.inputs if not self.is_owned(("in", i))]
         read = [k for k in rows if k not in self.row_place]

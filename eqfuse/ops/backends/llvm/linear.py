@@ -325,21 +325,13 @@ class _RowsEmitter:
         }
 
 
-def write_weights(layouts: Layouts, o: int, f: Function, order: str | None) -> int:
-    """Add the gradient of weights from rows `%begin` to `%end`; return the operations of a row.
+class WeightsEmitter:
+    """Adds the gradient of an output that is weights; rows are positions in an `order`, if any."""
 
-    With an `order`, these are positions in it.
-    """
-    weights = layouts.linear_form.outputs[o]
-    num_lines = 1 if len(weights.matrix) == 1 else weights.matrix[0]
-    writer = _WeightsEmitter(layouts, f, o, order)
-    return writer.add("0", str(num_lines), num_lines, ("%begin", "%end"))
-
-
-class _WeightsEmitter:
     def __init__(self, layouts: Layouts, f: Function, o: int, order: str | None = None):
         self.layouts, self.f, self.terms = layouts, f, layouts.gradients[o]
-        self.mul = layouts.linear_form.outputs[o].matrix[-1]
+        matrix = layouts.linear_form.outputs[o].matrix
+        self.mul, self.num_lines = matrix[-1], 1 if len(matrix) == 1 else matrix[0]
         scales = {t.scale for t in self.terms}
         self.scale = (len(scales) == 1 and scales.pop()) or 1.0  # of all sums, at their end
         self.matrix = self.result = layouts.load(f, "out", o)
@@ -351,16 +343,16 @@ class _WeightsEmitter:
         used = {s.operand for t in self.terms for s in (t.x, t.z) if s is not None}
         self.operands = {n: layouts.operand(f, n) for n in used}
 
-    def add(self, first: str, last: str, num_lines: int, rows: tuple[str, str]) -> int:
+    def add(self, first: str, last: str, rows: tuple[str, str]) -> int:
         """Add the sums over some rows to lines `first` to `last`; return what a row costs."""
-        f, together = self.f, min(num_lines, TOGETHER)
+        f, together = self.f, min(self.num_lines, TOGETHER)
         whole = f.whole(first, last, together)
         with f.loop(whole, start=first, step=together) as lines:
             cost = self._add_part(lines.index, together, rows)
-        if num_lines % together:
+        if self.num_lines % together:
             with f.loop(last, start=whole) as lines:
                 self._add_part(lines.index, 1, rows)
-        return cost * num_lines // together
+        return cost * self.num_lines // together
 
     def _add_part(self, first: str, count: int, rows: tuple[str, str]) -> int:
         """Add the sums over some rows to `count` lines of the matrix."""
@@ -472,14 +464,13 @@ def _weights_pass(layouts: Layouts, o: int) -> Pass:
     """Return the pass for one output, an array of weights: of some lines of the matrix of a set."""
     name, weights = f"linear_weights_{o}", layouts.linear_form.outputs[o]
     f = Function(layouts.dtype)
-    num_lines = 1 if len(weights.matrix) == 1 else weights.matrix[0]
-    lines_of_unit = min(MOST_LINES, -(-num_lines // (UNITS * TOGETHER)) * TOGETHER)
-    units_of_set = -(-num_lines // lines_of_unit)
-    writer = _WeightsEmitter(layouts, f, o)
+    writer = WeightsEmitter(layouts, f, o)
+    lines_of_unit = min(MOST_LINES, -(-writer.num_lines // (UNITS * TOGETHER)) * TOGETHER)
+    units_of_set = -(-writer.num_lines // lines_of_unit)
     with f.loop("%end", start="%begin") as units:
         chosen = f.value(f"sdiv i64 {units.index}, {units_of_set}")
         first = f.times(f.value(f"srem i64 {units.index}, {units_of_set}"), lines_of_unit)
-        last = f.minimum(f.plus(first, lines_of_unit), str(num_lines))
+        last = f.minimum(f.plus(first, lines_of_unit), str(writer.num_lines))
         writer.matrix = f.at(writer.result, chosen, weights.size * f.bytes)
         start, stop = "0", "%rows"
         if writer.offsets:
@@ -490,5 +481,5 @@ def _weights_pass(layouts: Layouts, o: int) -> Pass:
             f.zero(f.at(writer.matrix, lines.index, size), size)
         with f.loop(stop, start=start, step=ROWS_OF_A_PART) as parts:
             rows = parts.index, f.minimum(stop, f.plus(parts.index, ROWS_OF_A_PART))
-            cost = writer.add(first, last, num_lines, rows)
+            cost = writer.add(first, last, rows)
     return Pass(name, f, NODES, units_of_set, row_cost=cost)

@@ -42,7 +42,7 @@ from eqfuse.ops.backends.llvm.text import (
 )
 from eqfuse.ops.ir.form import Form, Index, Operand, Segment
 from eqfuse.ops.ir.fused import Activated
-from eqfuse.ops.ir.program import Array, Copy, Extent, FormStep, Program, Step
+from eqfuse.ops.ir.program import Array, Copy, FormStep, Program, Step
 
 LONGEST = 256
 """Steps in a function, at most: LLVM takes more than twice as long for one of twice as many."""
@@ -265,7 +265,7 @@ class _RowProgramEmitter:
         # what lies between the steps takes half of the cache
         fitting = machine.level2 // 2 // row_bytes // FEWEST_TOGETHER * FEWEST_TOGETHER
         self.block = max(FEWEST_TOGETHER, min(MOST_ROWS, fitting))
-        self.sums = [n for n in program.outputs if program.arrays[n].extent is Extent.WHOLE]
+        self.sums = [n for n in program.outputs if program.arrays[n].index is Index.SHARED]
         self.index_arrays = (NODE, ORDER, PTR) if self.on_graph else ()
         self.arguments, self.local = Arguments(self.dtype), {}
         self._add("array", program.inputs)
@@ -285,7 +285,7 @@ class _RowProgramEmitter:
     def _add(self, side: str, numbers, num_weights: int = 1):
         for n in numbers:
             array = self.program.arrays[n]
-            rows = {Extent.ROWS: ROWS, Extent.NODES: NODES}.get(array.extent, -num_weights)
+            rows = -num_weights if array.index is Index.SHARED else native_form.AXES[array.index]
             self.arguments.add((side, n), rows, array.size, f"{side} {n} of a sequence")
 
     def _add_local(self, key: tuple, row_bytes: int):
@@ -387,7 +387,8 @@ class _RowProgramEmitter:
             self._add_function(f, f"rows_{s}", linear.scratch(layouts) * f.bytes, cost)
         for o in layouts.gradients:
             f = Function(self.dtype)
-            cost = linear.write_weights(layouts, o, f, self._order(f))
+            writer = linear.WeightsEmitter(layouts, f, o, self._order(f))
+            cost = writer.add("0", str(writer.num_lines), ("%begin", "%end"))
             self._add_function(f, f"weights_{s}_{o}", 0, cost)
 
     def _load(self, s: int, step, f: Function, side: str, n: int) -> str:

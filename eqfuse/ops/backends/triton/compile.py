@@ -83,21 +83,12 @@ def _knows(program: pathlib.Path, architecture: str) -> bool:
 LANGUAGE_LOCK = threading.Lock()
 
 
-def source_file(spec: KernelSpec) -> pathlib.Path:
-    """Return the kernel's source as a file in the cache folder, written if need be."""
-    path = _host.cache_folder("source") / f"{spec.name}.py"
-    _host.ensure(path, spec.source.encode())
-    return path
-
-
 def load(spec: KernelSpec):
     """Return the kernel as a triton JITFunction, a new one in each call."""
-    path = str(source_file(spec))
-    # triton asks `inspect` for the source; without a time stamp linecache never reads the file
-    # again, so that what is compiled is the spec's text whatever becomes of the file
+    path = f"<{spec.name}>"
+    # triton asks `inspect` for the source, which it finds there
     linecache.cache[path] = (len(spec.source), None, spec.source.splitlines(True), path)
     module = types.ModuleType(spec.name)
-    module.__file__ = path
     exec(compile(spec.source, path, "exec"), module.__dict__)
     return module.__dict__[spec.name]
 
@@ -313,7 +304,6 @@ def _compile(spec: KernelSpec, target: str) -> CompiledKernel:
     path, key = _place(spec, target)
     _host.write_entry(path, key, _to_json(kernel))
     _host.remove_old(path.parent, "*.json")
-    _host.remove_old(_host.cache_folder("source"), "*.py")
     _count("compiled")
     return _keep(spec, kernel)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from typing import NamedTuple
 
 from eqfuse.ops.backends.triton.functions import activated
 from eqfuse.ops.backends.triton.spec import KernelSpec
 from eqfuse.ops.backends.triton.text import DenseEmitter
-from eqfuse.ops.ir.form import Segment
+from eqfuse.ops.ir.form import Segment, Term
 from eqfuse.ops.ir.fused import IDENTITY, Fused, Part, Tile
 
 
@@ -42,6 +43,11 @@ class FusedEmitter(DenseEmitter):
         spec = self.spec(stem, note, types, scalars, outputs, self.warps)
         return FusedKernel(spec, tuple(types), shares, rows)
 
+    def parameter(self, term: Term, which: str = "set_index") -> str:
+        """Return the pointer to a matrix or a bias, of the set `which` if there are several."""
+        pointer, shape = f"p{term.w - 1}_ptr", self.linear.parameters[term.w - 1].shape
+        return f"{pointer} + {which} * {math.prod(shape)}" if self.set_index else pointer
+
     def column(self, start: int) -> str:
         """Return the numbers of the columns of a tile of the gate."""
         return self.name(f"column + {start} + tl.arange(0, {self.columns})")
@@ -49,11 +55,6 @@ class FusedEmitter(DenseEmitter):
     def mask_of(self, v: str, mul: int) -> str:
         """Return which elements of a tile a part of so many columns has."""
         return f"{v} < {mul}"
-
-    def array_of(self, block: int) -> tuple[str, int]:
-        """Return name and row's size of the array that has a block of the pre-activation."""
-        array = self.linear.array_of(block)
-        return self.fused.arrays[array], self.linear.linear_form.outputs[array].size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +75,7 @@ class Place:
 
     def of_z(self, prefix: str, k: int) -> str:
         """Return the address in an array of the pre-activation or of its cotangents."""
-        name, size = self.t.array_of(self.part.block)
-        pointer = {"": name, "ct_": f"ct_{name}"}.get(prefix, prefix)
+        pointer, size = {"": "z", "ct_": "ct_z"}.get(prefix, prefix), self.t.linear.size_out
         place = f"{self.block.offset + self.part.first * self.block.dim} + {self.v}"
         return f"{pointer}_ptr + {self.t.row} * {size} + {place} * {self.block.dim} + {k}"
 

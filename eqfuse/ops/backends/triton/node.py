@@ -6,7 +6,6 @@ the Linear, the skip and the gate. Backward, it takes the cotangents back to tha
 
 import dataclasses
 import functools
-import math
 
 from eqfuse.ops.backends.triton import form
 from eqfuse.ops.backends.triton.epilogue import (
@@ -37,11 +36,6 @@ class NodeEmitter(FusedEmitter):
     def read_set(self):
         if self.fused.num_sets:
             self.emit("set_index = tl.load(set_index_ptr + node).to(tl.int64)")
-
-    def weights(self, term: Term) -> str:
-        """Return the pointer to a matrix or a bias."""
-        pointer, shape = f"p{term.w - 1}_ptr", self.linear.parameters[term.w - 1].shape
-        return f"{pointer} + set_index * {math.prod(shape)}" if self.set_index else pointer
 
     def column_groups(self, mul: int, dim: int) -> tuple[str, list[int]]:
         """Return a loop over `mul` columns, and where in a turn each tile begins."""
@@ -158,7 +152,7 @@ def _write_mixed(t: NodeEmitter, part: Part):
         for place in places:
             terms: list[list[str]] = [[] for _ in range(dim)]
             for bias in t.linear.biases(part.block):
-                terms[0].append(place.load(f"{t.weights(bias)} + {place.v}"))
+                terms[0].append(place.load(f"{t.parameter(bias)} + {place.v}"))
             if t.fused.skip:
                 for k, more in enumerate(terms):
                     more.append(place.load(place.of_z("skip", k)))
@@ -172,7 +166,7 @@ def _write_mixed(t: NodeEmitter, part: Part):
 
 def _times_matrix(t: NodeEmitter, term: Term, starts: list[int], dim: int, dz: str | None = None):
     """Return columns of a term of the Linear of the sums, or of its transpose of `dz`."""
-    source, whole = t.linear.blocks_in[term.x.segment], t.linear.block_of(term)
+    source, whole = t.linear.blocks_in[term.x.segment], term.z.segment
     width, size = t.linear.blocks_out[whole].mul, t.fused.form.outputs[0].size
 
     def row(n: str, k: int) -> str:
@@ -184,7 +178,7 @@ def _times_matrix(t: NodeEmitter, term: Term, starts: list[int], dim: int, dz: s
         u, v = (n, t.column(start)) if dz is None else (t.column(start), n)
         mask = f"({u}[:, None] < {source.mul}) & ({v}[None, :] < {width})"
         place = f"{u}[:, None] * {width} + {v}[None, :]"  # neighbours of a row at once
-        tile = t.load(f"{t.weights(term)} + {place}", mask)
+        tile = t.load(f"{t.parameter(term)} + {place}", mask)
         return tile if dz is None else t.name(f"tl.trans({tile})")
 
     return t.times(row, matrix, starts, dim, source.mul if dz is None else width, term.scale)

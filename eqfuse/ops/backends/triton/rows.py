@@ -170,11 +170,8 @@ class RowEmitter(FusedEmitter):
         s, block = self.out.segments[segment], self.linear.blocks_in[term.x.segment]
         return (s.offset - block.offset) // s.dim, s.channel_stride // s.dim
 
-    def parameter(self, term: Term, which: str) -> str:
-        """Return the pointer to a parameter, of the set `which` if there are several."""
-        pointer, shape = f"p{term.w - 1}_ptr", self.linear.parameters[term.w - 1].shape
-        more = f" + tl.cast({which}, tl.int64) * {math.prod(shape)}"
-        return pointer + more if self.set_index else pointer
+    def parameter(self, term: Term, which: str = "set_index") -> str:
+        return super().parameter(term, f"tl.cast({which}, tl.int64)")
 
     def sets(self):
         """Return a loop over the sets of weights, if there are several."""
@@ -272,7 +269,7 @@ class _Forward(RowEmitter):
             (part, term)
             for term in self.terms_of(segment)
             for part in parts
-            if self.linear.block_of(term) == part.block
+            if term.z.segment == part.block
         ]
 
     def _write(self, parts: list[Part]):
@@ -315,15 +312,15 @@ class _Forward(RowEmitter):
         v = f"tl.arange(0, {self.width})[None, :]"
         mask = f"present & ({v} < {part.mul})"
         for term in self.linear.biases(part.block):
-            bias = self.load(f"{self.parameter(term, 'set_index')} + {part.first} + {v}", mask)
+            bias = self.load(f"{self.parameter(term)} + {part.first} + {v}", mask)
             self.emit(f"{names[0]} += {bias}")
-        block, (array, size) = self.linear.blocks_out[part.block], self.array_of(part.block)
+        block, size = self.linear.blocks_out[part.block], self.linear.size_out
         for k, name in enumerate(names):
             offset = block.offset + part.first * block.dim + k
             place = f"row * {size} + {offset} + {v} * {block.dim}"
             if self.fused.skip:
                 self.emit(f"{name} += {self.load(f'skip_ptr + {place}', mask)}")
-            self.emit(f"tl.store({array}_ptr + {place}, {name}, mask={mask})")
+            self.emit(f"tl.store(z_ptr + {place}, {name}, mask={mask})")
 
 
 # components of the operands' cotangents that a program sums, at most; in float64 half as many
@@ -417,12 +414,11 @@ class _Backward(RowEmitter):
     def _through_linear(self, segment: int) -> list[str]:
         """Return the cotangents of the components of a segment of the product."""
         names = component_names(self.cotangents.inputs[-1], segment)
-        s, linear = self.out.segments[segment], self.linear
+        s, size = self.out.segments[segment], self.linear.size_out
+        pointer = "dz" if self.gated else "ct_z"
         self.emit("u = tl.trans(lane)")
         for count, term in enumerate(self.terms_of(segment)):
-            number = linear.block_of(term)
-            block, (array, size) = linear.blocks_out[number], self.array_of(number)
-            pointer = "dz" if self.gated else f"ct_{array}"
+            block = self.linear.blocks_out[term.z.segment]
             first, step = self.rows_of(segment, term)
             totals = [self.name(self.zeros(ROWS, self.channels)) for _ in names]
             with self.block(f"for at in tl.range(0, {block.mul}, {SLICE}, num_stages=1):"):
@@ -480,12 +476,11 @@ class _Gradients(RowEmitter):
         for n, job in enumerate(jobs):
             with self.block(f"if job == {n}:"):
                 self._write(*job)
-        inputs = [f"dz_{a}" for a in self.fused.arrays]
         real = self.wide if partial else self.dtype
         outputs = {f"dp{n}": real for n, is_wanted in enumerate(self.wanted) if is_wanted}
         shares = len(jobs) * self.chunks * count
         stem, note = "fused_gradients", "gradients of"
-        return self.finished(stem, note, inputs, outputs, shares, "num_parts")
+        return self.finished(stem, note, ["dz_z"], outputs, shares, "num_parts")
 
     def _jobs(self) -> list[tuple[int | None, list[tuple[Term, Part]]]]:
         """Return each program's segment of the product, None of biases, and its columns.
@@ -502,8 +497,8 @@ class _Gradients(RowEmitter):
                 (term, part)
                 for term in terms
                 if self.wanted[term.w - 1]
-                for number in [self.linear.block_of(term)]
-                for part in Part(number, 0, self.linear.blocks_out[number].mul).cut(self.width)
+                for block in [term.z.segment]
+                for part in Part(block, 0, self.linear.blocks_out[block].mul).cut(self.width)
             ]
             jobs += [(segment, found[n : n + count]) for n in range(0, len(found), count)]
         return jobs
@@ -537,9 +532,9 @@ class _Gradients(RowEmitter):
 
     def _cotangent(self, part: Part, k: int) -> str:
         """Return a component of a part of the pre-activation's cotangent, [ROWS, WIDTH]."""
-        block, (array, size) = self.linear.blocks_out[part.block], self.array_of(part.block)
+        block = self.linear.blocks_out[part.block]
         offset = block.offset + part.first * block.dim + k
-        place = f"dz_{array}_ptr + row * {size} + {offset} + v * {block.dim}"
+        place = f"dz_z_ptr + row * {self.linear.size_out} + {offset} + v * {block.dim}"
         return self.factor(place, f"v < {part.mul}")
 
     def _store(self, segment: int | None, term: Term, part: Part, total: str):

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 from triton._C.libtriton import passes
 
 from eqfuse.ops.backends.triton import compile
-from eqfuse.ops.backends.triton.compile import compile_kernel, compile_many, source_file
+from eqfuse.ops.backends.triton.compile import compile_kernel, compile_many
 from tests.interpreter import interpret, interpret_count
 
 case = runpy.run_path(str(pathlib.Path(__file__).with_name("row_sum.py")))
@@ -32,14 +32,6 @@ def test_names_differ_with_source_and_types():
     assert all(name.isidentifier() for name in names)
     assert spec() == spec()
     assert hash(spec()) == hash(spec())
-
-
-def test_source_file_is_rebuilt_when_damaged(empty_cache):
-    path = source_file(spec())
-    assert path.is_relative_to(empty_cache)
-    assert path.read_text() == spec().source
-    path.write_text("import os")
-    assert source_file(spec()).read_text() == spec().source
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])

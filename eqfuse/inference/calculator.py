@@ -40,13 +40,6 @@ def skin_of(num_atoms: int) -> float:
     return _SKIN_OF_FEW if num_atoms <= _FEW_ATOMS else _SKIN
 
 
-def _state_of(atoms, charge_key: str | None) -> tuple[bytes, ...]:
-    """Return what results depend on, in bytes, which are compared quickly; positions first."""
-    arrays = atoms.arrays["positions"], atoms.arrays["numbers"], atoms.cell.array, atoms.pbc
-    charge = atoms.info.get(charge_key) if charge_key else None
-    return (*[array.tobytes() for array in arrays], repr(charge).encode())
-
-
 class Calculator(ase.calculators.calculator.Calculator):
     """Energy, energies of atoms, forces, stress and stresses of atoms from a trained run.
 
@@ -239,7 +232,11 @@ class Calculator(ase.calculators.calculator.Calculator):
 
     def _take(self, atoms):
         """Take atoms as those that results are of, and forget those of others."""
-        state = _state_of(atoms, self.network.charge_key)
+        # what results depend on, in bytes, which are compared quickly; positions first
+        arrays = atoms.arrays["positions"], atoms.arrays["numbers"], atoms.cell.array, atoms.pbc
+        key = self.network.charge_key
+        charge = repr(atoms.info.get(key) if key else None)
+        state = (*[array.tobytes() for array in arrays], charge.encode())
         if state == self._state:
             return
         if self._state is not None and state[1:] == self._state[1:]:

@@ -30,6 +30,7 @@ from eqfuse.export import engine, export_folder
 from eqfuse.export.command import sizes_for
 from eqfuse.export.folder import with_checksum
 from eqfuse.ops.backends.llvm import library, machine
+from eqfuse.runs import process
 from eqfuse.runs.errors import ConfigError
 from tests.child import run_python
 from tests.lammps.untrained import untrained_run
@@ -220,6 +221,37 @@ def test_loaded_twice_and_wrong_arguments(mace, tmp_path):
     assert "owned is 3, outside 0 to 2 atoms" in lines[5]
     assert "an edge names atom 2, outside 0 to 2 atoms" in lines[6]
     assert "2 senders, 2 receivers and 5 components of vectors" in lines[7]
+
+
+MEMORY = """
+#include <cstdio>
+#include "eqfuse_engine.hpp"
+int main(int, char **argv) {
+  for (int k = 1; k < 4; ++k) {
+    const auto [total, left] = eqfuse::memory(argv[k]);
+    std::printf("%.0f %.0f\\n", total, left);
+  }
+}
+"""
+
+
+def test_memory_is_that_of_the_cgroup(tmp_path, monkeypatch):
+    """A limit of 1 GB with 300 MB left, no limit, and no cgroup, as in Python."""
+    (tmp_path / "memory.cpp").write_text(MEMORY)
+    program = compiled(tmp_path / "memory.cpp", tmp_path / "memory", "-O0")
+    found, folders = [], [tmp_path / name for name in ("limited", "free", "none")]
+    for folder, limit in zip(folders, ("1024000000\n", "max\n"), strict=False):
+        folder.mkdir()
+        (folder / "memory.max").write_text(limit)
+        (folder / "memory.current").write_text("716800000\n")
+    for folder in folders:
+        monkeypatch.setattr(process, "_CGROUP", folder)
+        found.append([size // 1024 for size in process.memory()])
+    assert found[0] == [1000000, 300000]
+    printed = subprocess.run([program, *folders], capture_output=True, text=True, check=True)
+    rows = [[int(word) for word in line.split()] for line in printed.stdout.splitlines()]
+    assert rows[0] == found[0]
+    assert [total for total, _ in rows] == [total for total, _ in found]  # others take and leave
 
 
 def test_host_says_what_it_cannot_run(mace, host, tmp_path):

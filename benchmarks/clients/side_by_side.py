@@ -38,7 +38,8 @@ AGREE = {"float64": (1e-6, 1e-4), "float32": (1e-4, 1e-3)}
 cubic splines, and mace sums energies in float32."""
 WARM = 1
 LONG, FEW = 4.0, 2
-"""Seconds of a call from which on a program takes part in this many turns, without warm ones."""
+"""Seconds of a call from which on a program takes part in this many turns, without warm ones, if it
+is not alone."""
 EITHER = "float64", "float32"
 OF_MACE = {
     "symmetrix": ("symmetrix", EITHER),
@@ -78,8 +79,8 @@ class Side:
         self.calls.append(line)
         return line["energy"] / len(forces), forces
 
-    def takes_part(self, turn: int) -> bool:
-        long = self.calls and self.calls[-1]["clock"] > LONG
+    def takes_part(self, turn: int, alone: bool) -> bool:
+        long = not alone and self.calls and self.calls[-1]["clock"] > LONG
         return self.error is None and not (long and turn >= FEW)
 
     def end(self):
@@ -95,7 +96,8 @@ def measure(sides: list[Side], turns: int, agree: dict) -> list[dict]:
     for turn in range(turns + WARM):
         expected = None
         for side in sides:
-            if not side.takes_part(turn) or (found := side.call()) is None:
+            takes_part = side.takes_part(turn, alone=len(sides) == 1)
+            if not takes_part or (found := side.call()) is None:
                 continue
             expected = expected or found
             energy, forces = (np.abs(a - b).max() for a, b in zip(found, expected, strict=True))

@@ -14,7 +14,7 @@ import e3nn_jax as e3nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from eqfuse.ops.backends.triton import form as plan
-from eqfuse.ops.backends.triton.compile import compile_kernel, source_file
+from eqfuse.ops.backends.triton.compile import compile_kernel
 from eqfuse.ops.ir import products
 from eqfuse.ops.ir.form import Form, Index, derivatives
 
@@ -61,7 +61,7 @@ def text(form: Form, options) -> str:
             lines.append(
                 f"  {options.target}: {found.registers} registers, {found.spilled_bytes} bytes "
                 f"spilled, {found.shared_bytes} bytes of shared memory, {found.compile_seconds} s "
-                f"to compile\n  {source_file(kernel.spec)}"
+                "to compile"
             )
     return "\n".join(lines)
 

@@ -4,6 +4,7 @@
     python -m benchmarks.clients.side_by_side --python sevennet=PYTHON --files 7net-0
     python -m benchmarks.clients.side_by_side --python nequip=PYTHON --files NAME.nequip.zip
     python -m benchmarks.clients.side_by_side --training --python mace=PYTHON
+    python -m benchmarks.clients.side_by_side --run RUN --atoms 500 50000  # eqfuse alone
 
 Each program is a process (`.worker`) that computes rattled SrTiO3 once more when it is asked to, in
 turns with the others, on the same threads; atoms move between calls. Without --files the networks
@@ -30,13 +31,15 @@ from benchmarks.record import Record, Spread, add_json_option
 from eqfuse.convert import convert
 
 CELLS = {25: (5, 1, 1), 100: (5, 2, 2), 500: (5, 5, 4), 2000: (10, 8, 5)}
+CELLS |= {10_000: (20, 10, 10), 50_000: (25, 20, 20)}
 """Repeats of the cubic cell of SrTiO3, by the number of atoms."""
 AGREE = {"float64": (1e-6, 1e-4), "float32": (1e-4, 1e-3)}
 """Largest difference of energies, eV an atom, and of forces, relative to the largest: symmetrix has
 cubic splines, and mace sums energies in float32."""
 WARM = 1
 LONG, FEW = 4.0, 2
-"""Seconds of a call from which on a program takes part in this many turns, without warm ones."""
+"""Seconds of a call from which on a program takes part in this many turns, without warm ones, if it
+is not alone."""
 EITHER = "float64", "float32"
 OF_MACE = {
     "symmetrix": ("symmetrix", EITHER),
@@ -76,8 +79,8 @@ class Side:
         self.calls.append(line)
         return line["energy"] / len(forces), forces
 
-    def takes_part(self, turn: int) -> bool:
-        long = self.calls and self.calls[-1]["clock"] > LONG
+    def takes_part(self, turn: int, alone: bool) -> bool:
+        long = not alone and self.calls and self.calls[-1]["clock"] > LONG
         return self.error is None and not (long and turn >= FEW)
 
     def end(self):
@@ -93,7 +96,8 @@ def measure(sides: list[Side], turns: int, agree: dict) -> list[dict]:
     for turn in range(turns + WARM):
         expected = None
         for side in sides:
-            if not side.takes_part(turn) or (found := side.call()) is None:
+            takes_part = side.takes_part(turn, alone=len(sides) == 1)
+            if not takes_part or (found := side.call()) is None:
                 continue
             expected = expected or found
             energy, forces = (np.abs(a - b).max() for a, b in zip(found, expected, strict=True))
@@ -123,6 +127,9 @@ def measure(sides: list[Side], turns: int, agree: dict) -> list[dict]:
 def networks(options, folder: Path):
     """Yield name, run and {program: (Python, file, dtypes)} of each network."""
     pythons = options.python
+    if options.run is not None:
+        yield options.run.name, options.run.resolve(), {}
+        return
     if options.files:
         for file in options.files:
             kind = next(kind for kind in OTHERS if kind in pythons)
@@ -175,6 +182,28 @@ json.dump(extract_mace_data(sys.argv[1], [8, 22, 38]), open(sys.argv[2], "w"))
 """
 
 
+def rattled(count: int) -> ase.Atoms:
+    """Return a rattled supercell of SrTiO3 of one of the sizes of `CELLS`."""
+    positions = [[0, 0, 0], [0.5, 0.5, 0.5], [0.5, 0.5, 0], [0.5, 0, 0.5], [0, 0.5, 0.5]]
+    atoms = ase.Atoms("SrTiO3", positions, cell=[1, 1, 1], pbc=True)
+    atoms.set_cell([3.905] * 3, scale_atoms=True)
+    atoms *= CELLS[count]
+    atoms.rattle(0.05, seed=0)
+    return atoms
+
+
+def of_an_atom(result: dict, count: int) -> str:
+    """Return the median of a side and its peak of memory, both also for each atom."""
+    if "why_not" in result:
+        return f"{result['program']}: {result['why_not']}"
+    micro = 1e3 * result["processor"]["ms"].median / count
+    peak = max(call["peak"] for call in result["calls"])
+    return (
+        f"{result['program']} {micro:.4g} µs an atom; {peak / 1e9:.2f} GB at most, "
+        f"{peak / count / 1e3:.0f} kB an atom"
+    )
+
+
 def cell(result: dict, kind: str) -> str:
     """Return the median of a side, and how many times that of eqfuse it is."""
     if "why_not" in result:
@@ -188,7 +217,8 @@ def cell(result: dict, kind: str) -> str:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--python", nargs="+", metavar="PROGRAM=PYTHON", required=True)
+    parser.add_argument("--python", nargs="+", metavar="PROGRAM=PYTHON", default=[])
+    parser.add_argument("--run", type=Path, help="time eqfuse alone, by a run of its own")
     parser.add_argument("--shapes", nargs="+", default=["MP-0 small", "MP-0 medium"])
     parser.add_argument("--files", nargs="+", default=[], help="of sevennet, nequix, nequip")
     parser.add_argument("--atoms", nargs="+", type=int, default=list(CELLS))
@@ -207,12 +237,8 @@ def main():
         folder = Path(folder)
         for name, run, peers in networks(options, folder):
             for count in options.atoms:
-                atoms = ase.Atoms("SrTiO3", [[0, 0, 0], *POSITIONS], cell=[1, 1, 1], pbc=True)
-                atoms.set_cell([3.905] * 3, scale_atoms=True)
-                atoms *= CELLS[count]
-                atoms.rattle(0.05, seed=0)
                 structure = folder / f"{count}.traj"
-                ase.io.write(structure, atoms)
+                ase.io.write(structure, rattled(count))
                 for threads in options.threads:
                     os.sched_setaffinity(0, sorted(processors)[:threads])
                     for dtype in options.dtypes:
@@ -232,10 +258,9 @@ def main():
                         print(f"{name}, {count} atoms, {dtype}, {threads} threads:", flush=True)
                         for kind in ("processor", "clock"):
                             print(f"  {kind}", *(cell(r, kind) for r in rows), sep="\n    ")
+                        print("  of an atom", *(of_an_atom(r, count) for r in rows), sep="\n    ")
     os.sched_setaffinity(0, processors)
 
-
-POSITIONS = [[0.5, 0.5, 0.5], [0.5, 0.5, 0], [0.5, 0, 0.5], [0, 0.5, 0.5]]
 
 if __name__ == "__main__":
     main()

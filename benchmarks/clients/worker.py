@@ -14,6 +14,7 @@ os.environ.setdefault("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")  # mace's own imp
 
 import argparse
 import json
+import resource
 import sys
 import time
 import warnings
@@ -332,6 +333,7 @@ def main():
         energy, forces = side.results()
         line = {"energy": float(np.sum(energy)), "forces": np.asarray(forces).tolist()}
         line |= dict(zip(("processor", "clock"), seconds, strict=True))
+        line["peak"] = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes
         print(json.dumps(line), file=results, flush=True)
 
 

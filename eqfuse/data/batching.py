@@ -299,9 +299,8 @@ class Batcher:
         self._own = range(parts) if own is None else own
         self._hessians = hessians
         # decided for all batches: one program is compiled for each shape
-        self._weighted = self.samples.weighted
-        self._heads = self.samples[0].head is not None
-        self._of_charges = of_charges(self.samples, long_range)
+        self._how = {"weighted": self.samples.weighted, **of_charges(self.samples, long_range)}
+        self._how["heads"] = self.samples[0].head is not None
         self.shapes = choose_shapes(self._sizes, -(-self.batch_size // parts), max_shapes, parts)
 
     def __len__(self) -> int:
@@ -318,10 +317,8 @@ class Batcher:
             parts, made = np.array_split(group, self._parts), []
             for numbers in (parts[k] for k in self._own):
                 seeds = [(self.seed, epoch, int(i)) for i in numbers] if self._hessians else None
-                how = {"weighted": self._weighted, "heads": self._heads, "seeds": seeds}
-                how |= self._of_charges
-                some = [self.samples[i] for i in numbers]
-                made.append(collate(some, self.shapes[fit], self.dtype, **how))
+                some, shape = [self.samples[i] for i in numbers], self.shapes[fit]
+                made.append(collate(some, shape, self.dtype, seeds=seeds, **self._how))
             yield made[0] if self._parts == 1 else jax.tree.map(lambda *a: np.stack(a), *made)
 
     def groups(self, epoch: int = 0, shuffle: bool = True) -> list[np.ndarray]:

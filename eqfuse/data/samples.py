@@ -139,14 +139,8 @@ def prepare_samples(
 
     Without reference energies, eV, they have no labels, as for a prediction.
     """
-    samples = []
-    for structure in with_origins(structures):
-        try:
-            lists = arranged(structure, cutoff)
-        except DataError as err:
-            raise DataError(f"{structure.origin}: {err}") from err
-        samples.append(sample_of(structure, lists, species, references))
-    return Samples(samples)
+    how = species, references
+    return Samples(sample_of(s, arranged(s, cutoff), *how) for s in with_origins(structures))
 
 
 def sample_of(structure: Structure, lists, species, references) -> Sample:
@@ -173,7 +167,10 @@ def sample_of(structure: Structure, lists, species, references) -> Sample:
 def arranged(structure: Structure, cutoff: float) -> tuple[np.ndarray, ...]:
     """Return order, positions, senders, receivers and shifts of a structure as in a sample."""
     positions, lattice = structure.positions, (structure.cell, structure.pbc)
-    edges = neighbor_list(positions, *lattice, cutoff, least=LEAST_DISTANCE)
+    try:
+        edges = neighbor_list(positions, *lattice, cutoff, least=LEAST_DISTANCE)
+    except DataError as err:
+        raise DataError(f"{structure.origin}: {err}") from err
     order = spatial_order(positions, *lattice, cutoff)
     senders, receivers, shifts = renumbered(order, *edges)
     positions, shifts = centred(positions[order], *lattice, senders, receivers, shifts)

@@ -282,10 +282,6 @@ def write_lists(folder: Path, structures: StoredStructures, cutoff: float, worke
 
 def _list(structures: StoredStructures, cutoff: float, k: int) -> tuple[bytes, int, bool]:
     """Return what is written of the neighbour list of a structure."""
-    structure = structures[k]
-    try:
-        *lists, shifts = arranged(structure, cutoff)
-    except DataError as err:
-        raise DataError(f"{structure.origin}: {err}") from err
+    *lists, shifts = arranged(structures[k], cutoff)
     lists.append(shifts if shifts.any() else None)
     return pickle.dumps(lists, pickle.HIGHEST_PROTOCOL), len(lists[-2]), False

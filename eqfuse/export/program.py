@@ -153,7 +153,8 @@ def _function(network: Network, structure, read):
         edges = Edges(senders, receivers, *orders((receivers, senders), count), count)
         atoms = jnp.ones(numbers.shape, bool)
         energies, gradient = of_vectors(network, params, numbers, vectors, edges, atoms)
-        forces, strain = add_forces(gradient, edges, jnp.zeros_like(positions)), vectors.T @ gradient
+        forces = add_forces(gradient, edges, jnp.zeros_like(positions))
+        strain = vectors.T @ gradient
         virial = (strain + strain.T) / 2
         species = species_of(network)[numbers]
         energies += jnp.asarray(network.references, energies.dtype)[species]

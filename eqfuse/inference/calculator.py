@@ -20,6 +20,7 @@ from eqfuse.inference.evaluator import Evaluator, Placed, Results, energies_of, 
 from eqfuse.inference.network import Network, find_runs, unlike_training
 from eqfuse.inference.predict import as_structures
 from eqfuse.inference.spread import Spread, SpreadOf, with_spread
+from eqfuse.models.radial_table import WRITTEN
 from eqfuse.runs.process import keep_memory
 from eqfuse.train.dispersion import Added
 
@@ -37,13 +38,6 @@ def skin_of(num_atoms: int) -> float:
     To make a list of a few atoms takes as long as several steps, and more pairs cost them little.
     """
     return _SKIN_OF_FEW if num_atoms <= _FEW_ATOMS else _SKIN
-
-
-def _state_of(atoms, charge_key: str | None) -> tuple[bytes, ...]:
-    """Return what results depend on, in bytes, which are compared quickly; positions first."""
-    arrays = atoms.arrays["positions"], atoms.arrays["numbers"], atoms.cell.array, atoms.pbc
-    charge = atoms.info.get(charge_key) if charge_key else None
-    return (*[array.tobytes() for array in arrays], repr(charge).encode())
 
 
 class Calculator(ase.calculators.calculator.Calculator):
@@ -238,7 +232,11 @@ class Calculator(ase.calculators.calculator.Calculator):
 
     def _take(self, atoms):
         """Take atoms as those that results are of, and forget those of others."""
-        state = _state_of(atoms, self.network.charge_key)
+        # what results depend on, in bytes, which are compared quickly; positions first
+        arrays = atoms.arrays["positions"], atoms.arrays["numbers"], atoms.cell.array, atoms.pbc
+        key = self.network.charge_key
+        charge = repr(atoms.info.get(key) if key else None)
+        state = (*[array.tobytes() for array in arrays], charge.encode())
         if state == self._state:
             return
         if self._state is not None and state[1:] == self._state[1:]:
@@ -371,6 +369,7 @@ def _columns(module, params, pairs, geometry, size, *, count: int):
     near = near_edges(module.cutoff, pairs, geometry, size)
     edges = near.edges
 
+    params = params | {WRITTEN: {"model": {WRITTEN: True}}}
     zero, strain = jnp.zeros_like(geometry.positions), jnp.zeros_like(geometry.cells)
 
     def energy(moves):
@@ -379,10 +378,9 @@ def _columns(module, params, pairs, geometry, size, *, count: int):
         at = vectors, geometry.positions + moves, strain
         return energies_of(module, params, *at, geometry, edges)[0]
 
-    gradient = jax.grad(energy)
+    _, linear = jax.linearize(jax.grad(energy), zero)  # what no direction changes is computed once
 
     def column(number):
-        direction = zero.reshape(-1).at[number].set(1).reshape(zero.shape)
-        return jax.jvp(gradient, (zero,), (direction,))[1]
+        return linear(zero.reshape(-1).at[number].set(1).reshape(zero.shape))
 
     return jax.lax.map(column, jnp.arange(3 * count)), near.num_edges

@@ -68,10 +68,9 @@ class Predict(ReadSettings):
 def run_predict(options: Predict):
     require_backend(options.backend)
     out = options.out or Path(f"{stem(options.file)}-predicted.xyz")
-    if out.is_dir():
-        raise data.DataError(f"{out} is a folder; give the name of a file in it")
     if out.exists() and not out.is_file():
-        raise data.DataError(f"{out} is a device or a pipe; give the name of a file")
+        what = "a folder" if out.is_dir() else "a device or a pipe"
+        raise data.DataError(f"{out} is {what}; give the name of a file")
     if out.exists() and options.file.exists() and out.samefile(options.file):
         raise data.DataError(f"{out} is the file that is read; give another name to write to")
     if not out.parent.is_dir():

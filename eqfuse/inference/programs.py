@@ -23,6 +23,7 @@ from jax.experimental import serialize_executable
 
 from eqfuse.ops import _host
 from eqfuse.ops.backends.llvm import machine
+from eqfuse.runs.process import without_collection
 
 _PACKAGES = ("jax", "jaxlib", "e3nn-jax", "flax", "llvmlite")
 _LOCK = threading.Lock()
@@ -61,7 +62,8 @@ class Kept:
         leaves, tree = jax.tree.flatten(arguments)
         key = tuple(static.items()), tree, tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
         if key not in self._programs:
-            self._programs[key] = self._program(arguments, key)
+            with without_collection():
+                self._programs[key] = self._program(arguments, key)
         return self._programs[key](*arguments)
 
     def _program(self, arguments, key) -> Callable:

@@ -16,8 +16,9 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from eqfuse.models.radial_table import ORDER, choose, grid, tables_program
+from eqfuse.models.radial_table import BLOCK, ORDER, choose, grid, jets_program, tables
 from eqfuse.ops import _host
+from eqfuse.runs.process import without_collection
 
 BOUNDS = {"float64": 1e-7, "float32": 1e-5}
 """Largest error of tables that are taken without being asked for, by the dtype of the network.
@@ -62,34 +63,29 @@ def tables_of(potential, variables, dtype: str) -> Tables:
 
 def measured(potential, variables, bound: float) -> Tables:
     """Make tables with more and more knots until their error is within a bound."""
-    exact, pairs, least = None, potential.model.num_pairs(), 0.0
-    for knots in KNOTS:
-        if knots < min(least, KNOTS[-1]):
-            continue
-        tree, size = _made(potential, variables, knots, MOST_BYTES)
-        if tree is None:
-            of = f" of {pairs} pairs of species" if pairs > 1 else ""
-            return Tables(None, 0, f"tables{of} would take {size / 1e9:.1f} GB")
-        if exact is None:
-            exact, _ = _made(potential, variables, _PROBES, np.inf)
-        cells = (grid(potential.model.breaks(), n) for n in (knots, _PROBES))
-        error = slope_error(tree, exact, *cells)
-        why = f"tables of {knots} knots, whose slopes are the networks' to {error:.0e}"
-        if error <= bound:
-            return Tables(tree, knots, why)
-        least = knots * (error / bound) ** 0.2  # errors of slopes fall with the fifth power
+    model, least, exact = potential.model, 0.0, None
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"), without_collection():
+        traced = jets_program(potential).trace(variables, np.zeros(BLOCK))
+        numbers = sum(2 * int(np.prod(j.shape)) for j in jax.tree.leaves(traced.out_info))
+        for knots in KNOTS:
+            if knots < min(least, KNOTS[-1]):
+                continue
+            size = 8 * numbers * len(grid(model.breaks(), knots).half) // BLOCK
+            if size > MOST_BYTES:
+                pairs = model.num_pairs()
+                of = f" of {pairs} pairs of species" if pairs > 1 else ""
+                return Tables(None, 0, f"tables{of} would take {size / 1e9:.1f} GB")
+            if exact is None:
+                jets = traced.lower().compile()
+                exact = tables(jets, variables, model.clone(radial_knots=_PROBES))
+            tree = tables(jets, variables, model.clone(radial_knots=knots))
+            cells = (grid(model.breaks(), n) for n in (knots, _PROBES))
+            error = slope_error(tree, exact, *cells)
+            why = f"tables of {knots} knots, whose slopes are the networks' to {error:.0e}"
+            if error <= bound:
+                return Tables(tree, knots, why)
+            least = knots * (error / bound) ** 0.2  # errors of slopes fall with the fifth power
     return Tables(None, 0, f"{why} only")
-
-
-def _made(potential, variables, knots: int, most: float):
-    """Return tables, or None if they were larger than `most` bytes, and their size."""
-    potential = potential.clone(model=potential.model.clone(radial_knots=knots))
-    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-        traced = tables_program(potential).trace(variables)
-        size = sum(8 * int(np.prod(t.shape)) for t in jax.tree.leaves(traced.out_info))
-        if size > most:
-            return None, size
-        return jax.device_get(traced.lower().compile()(variables)), size
 
 
 def slope_error(tree, exact, cells, probes) -> float:

@@ -47,9 +47,8 @@ def convolution(network: nn.Module, irreps, name: str, op=ops.TensorProductLinea
     return op(
         irreps,
         force_irreps_out=True,
-        filter_ir_out=_irreps_in(
-            irreps
-        ),  # those that have weights; parameters are numbered by them
+        # those that have weights; parameters are numbered by them
+        filter_ir_out=_irreps_in(irreps),
         backend=network.backend,
         fused=network.fused,
         name=name,

@@ -42,6 +42,12 @@ MOST_PARTS, EDGES_OF_PART = 8, 64
 """Most parts of an interval on a GPU, and least edges of one, see `_parts`."""
 COLLECTION = "tables"
 """The variables of a network that are its tables, see `with_tables`."""
+POINTS = "points"
+"""The variable by which a network computes its radial functions at other points, see `Sampled`."""
+WRITTEN = "written"
+"""The variable by which a network writes functions of edges to memory once, for Hessians."""
+BLOCK = 288
+"""Points that are computed in a call for tables: those of 256 knots, and a few at breaks."""
 
 
 class Choice(NamedTuple):
@@ -89,25 +95,41 @@ def with_tables(potential, variables) -> dict:
     params = {"params": variables["params"]}
     dtype = jax.tree.leaves(params)[0].dtype
     with jax.enable_x64(True):
-        tables = jax.tree.map(lambda t: t.astype(dtype), tables_program(potential)(params))
-    return params | {COLLECTION: tables}
+        found = tables(jets_program(potential), params, potential.model)
+    return params | {COLLECTION: jax.tree.map(lambda t: jnp.asarray(t.astype(dtype)), found)}
 
 
-def tables_program(potential):
-    """Return a jitted function of variables, where x64 is on: the tables in float64.
+def tables(jets: Callable, params, model: nn.Module) -> dict:
+    """Return the tables of a model for its `radial_knots`, in float64, by a `jets_program`."""
+    cells = grid(model.breaks(), model.radial_knots)
+    count = len(cells.points)
+    points = np.pad(cells.points, (0, -count % BLOCK), mode="edge").reshape(-1, BLOCK)
+    blocks = [jax.device_get(jets(params, block)) for block in points]
 
-    They have the `radial_knots` of the model.
+    def table(*blocks):
+        blocks = [block.reshape(3, model.num_pairs(), BLOCK, -1) for block in blocks]
+        return coefficients(cells, np.concatenate(blocks, axis=2)[:, :, :count], np)
+
+    return jax.tree.map(table, *blocks)
+
+
+def jets_program(potential):
+    """Return a jitted function of variables and `BLOCK` lengths in Å, where x64 is on.
+
+    It returns values, slopes and curvatures of the functions that have tables, a tree of
+    [3, pairs * BLOCK, width] in float64: one program for all numbers of knots.
     """
     model = potential.model.clone(radial="table", backend="xla")
     whole = potential.clone(model=model)
 
-    def tables(params):
+    def jets(params, points):
         params = jax.tree.map(lambda p: p.astype(jnp.float64), params)
         vectors = jnp.full((1, 3), model.cutoff / 4)  # tables do not depend on edges
         edges, species = Edges.from_arrays([0], [0], 1), np.zeros(1, np.int32)
-        return whole.apply(params, vectors, species, edges, mutable=[COLLECTION])[1][COLLECTION]
+        variables = params | {POINTS: {"model": {POINTS: points}}}
+        return whole.apply(variables, vectors, species, edges, mutable=[COLLECTION])[1][COLLECTION]
 
-    return jax.jit(tables)
+    return jax.jit(jets)
 
 
 class Grid(NamedTuple):
@@ -256,19 +278,7 @@ class RadialTable:
     def _coefficients(self, jets):
         """Return the polynomials between points, [pairs * intervals, 6, width]."""
         jets = jets.reshape(3, self.num_pairs, len(self.grid.points), -1)
-        half = self.grid.half[:, None] ** np.arange(3)[:, None, None, None]
-        # before a piece are as many points as intervals, and one for each piece
-        starts = [(first + k, number) for k, (first, number, *_) in enumerate(self.grid.pieces)]
-        left, right = (
-            half * jnp.concatenate([jets[:, :, a + end : a + end + n] for a, n in starts], axis=2)
-            for end in (0, 1)
-        )
-        sums, differences = (right + left) / 2, (right - left) / 2
-        (s0, s1, s2), (d0, d1, d2) = sums, differences
-        c4, c5 = (s2 - d1) / 8, (d2 - 3 * (s1 - d0)) / 8
-        c2, c3 = d1 / 2 - 2 * c4, (s1 - d0) / 2 - 2 * c5
-        coefficients = [s0 - c2 - c4, d0 - c3 - c5, c2, c3, c4, c5]
-        return jnp.stack(coefficients, axis=2).reshape(-1, ORDER, jets.shape[-1])
+        return coefficients(self.grid, jets, jnp)
 
     def tabulated(self, table) -> ops.Tabulated:
         """Return the weights of products of each edge, which kernels compute from the table."""
@@ -280,6 +290,44 @@ class RadialTable:
         if self.parts > 1:
             tables = [jnp.repeat(table, self.parts, axis=0) for table in tables]
         return ops.interpolate(tables, self.intervals, self.powers, backend=self.backend)
+
+
+class Written(RadialTable):
+    """Functions of edges in memory: second derivatives read them several times."""
+
+    def tabulated(self, table) -> jax.Array:
+        return self.of_edges([table])[0]
+
+
+class Sampled(RadialTable):
+    """Functions at the points of a grid, in the place of tables: their values, not coefficients."""
+
+    def _coefficients(self, jets):
+        return jets
+
+    def of_edges(self, tables) -> list[jax.Array]:
+        """Return zeros: only the variables of the network are read."""
+        return [jnp.zeros((self.shape[0], table.shape[-1]), self.dtype) for table in tables]
+
+
+def coefficients(cells: Grid, jets, xp):
+    """Return polynomials by NumPy or jax.numpy, [pairs * intervals, 6, width].
+
+    The jets are values, slopes and curvatures at the points of the grid, [3, pairs, points, width].
+    """
+    half = cells.half[:, None] ** np.arange(3)[:, None, None, None]
+    # before a piece are as many points as intervals, and one for each piece
+    starts = [(first + k, number) for k, (first, number, *_) in enumerate(cells.pieces)]
+    left, right = (
+        half * xp.concatenate([jets[:, :, a + end : a + end + n] for a, n in starts], axis=2)
+        for end in (0, 1)
+    )
+    sums, differences = (right + left) / 2, (right - left) / 2
+    (s0, s1, s2), (d0, d1, d2) = sums, differences
+    c4, c5 = (s2 - d1) / 8, (d2 - 3 * (s1 - d0)) / 8
+    c2, c3 = d1 / 2 - 2 * c4, (s1 - d0) / 2 - 2 * c5
+    found = xp.stack([s0 - c2 - c4, d0 - c3 - c5, c2, c3, c4, c5], axis=2)
+    return found.reshape(-1, ORDER, jets.shape[-1])
 
 
 def _side_by_side(jets, kernels):
@@ -341,7 +389,10 @@ def radial_basis(
         interval = interval * parts + jnp.arange(count, dtype=jnp.int32) % parts
     intervals = ops.group_by_interval(interval, total * parts)
     of_edges = intervals, parts, powers, network.backend
-    return RadialTable(function, cells, pairs.count, basis.shape[1], *of_edges), envelope
+    kind = Written if network.variables.get(WRITTEN) else RadialTable
+    if given := network.variables.get(POINTS):
+        kind, cells = Sampled, cells._replace(points=given[POINTS])
+    return kind(function, cells, pairs.count, basis.shape[1], *of_edges), envelope
 
 
 def _parts(num_edges, num_intervals: int, backend: str | None) -> int:

@@ -106,8 +106,7 @@ class TensorProductLinear(nn.Module):
             [1, irreps_y]. Channelwise on a graph, x is [n_edges, irreps_x] and y [num_nodes,
             irreps_y].
           weights: on a graph, [n_edges, product.num_irreps] as in `graph_tensor_product`, or None;
-            without a `filter_ir_out`, of those irreps of the product that `irreps_out` has. Or an
-            `eqfuse.ops.Tabulated`, which kernels read.
+            without `filter_ir_out`, of the irreps that `irreps_out` has. Or an `ops.Tabulated`.
           edges: makes it an op on a graph.
           index: [...] or, on a graph, [rows of the output] integers, which of
             `num_indexed_weights` to use; out of range as in `eqfuse.ops.Linear`.

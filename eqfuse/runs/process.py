@@ -7,6 +7,7 @@ training step on two cores. Since all of this is for a whole process, no import 
 
 import contextlib
 import ctypes
+import gc
 import hashlib
 import os
 import pathlib
@@ -86,6 +87,18 @@ def _set(options: dict[int, int]) -> bool:
         return False
     done = [libc.mallopt(option, value) for option, value in options.items()]
     return done == [1] * len(options)
+
+
+@contextlib.contextmanager
+def without_collection():
+    """Pause Python's cyclic garbage collector: it takes a tenth of the time of compiling."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 LONG = 0.1

@@ -62,20 +62,17 @@ def started_config(arguments: list[str]) -> Config | None:
     head, heads = config.head, files.heads_of(config.start_from)
     if head is None and config.heads and heads:  # one that goes on, if there is one
         head = next((name for name in config.heads if name in heads), None)
+    from eqfuse.runs.checkpoint import read_metadata  # which imports JAX
+
     try:
         if head is None:
             files.require_one_head(config.start_from)
         start = Path(files.head_file(config.start_from, head))
+        metadata = read_metadata(start)
     except CheckpointError as error:
         raise ConfigError(str(error)) from error
     config = dataclasses.replace(config, start_from=str(start), head=None)
     training, given = config.training, set(names)
-    from eqfuse.runs.checkpoint import read_metadata  # which imports JAX
-
-    try:
-        metadata = read_metadata(start)
-    except CheckpointError as error:
-        raise ConfigError(str(error)) from error
     model = from_plain(metadata["config"], start).model
     if "config" in given:  # it has all settings of the training
         given |= {"training.optimizer", "training.lr"}

@@ -65,11 +65,6 @@ def test_fit_of_one_composition_has_minimum_norm_and_zero_mean_residual():
     assert fitted[1] == pytest.approx(4 * fitted[6], rel=1e-12)
 
 
-def test_missing_reference_is_named():
-    with pytest.raises(DataError, match="no reference energy for C; there are energies for H"):
-        subtract(hydrocarbon(1, 4, -1.0), {1: -13.6})
-
-
 @pytest.mark.parametrize("kind", ["isolated atoms", "fit"])
 def test_float32_labels_of_3bpa_keep_a_microelectronvolt_per_atom(shared_data, kind):
     structures = read_structures(shared_data / "3bpa" / "train_300K.xyz")[::5]

@@ -30,6 +30,7 @@ from eqfuse.export import engine, export_folder
 from eqfuse.export.command import sizes_for
 from eqfuse.export.folder import with_checksum
 from eqfuse.ops.backends.llvm import library, machine
+from eqfuse.runs import process
 from eqfuse.runs.errors import ConfigError
 from tests.child import run_python
 from tests.lammps.untrained import untrained_run
@@ -222,6 +223,37 @@ def test_loaded_twice_and_wrong_arguments(mace, tmp_path):
     assert "2 senders, 2 receivers and 5 components of vectors" in lines[7]
 
 
+MEMORY = """
+#include <cstdio>
+#include "eqfuse_engine.hpp"
+int main(int, char **argv) {
+  for (int k = 1; k < 4; ++k) {
+    const auto [total, left] = eqfuse::memory(argv[k]);
+    std::printf("%.0f %.0f\\n", total, left);
+  }
+}
+"""
+
+
+def test_memory_is_that_of_the_cgroup(tmp_path, monkeypatch):
+    """A limit of 1 GB with 300 MB left, no limit, and no cgroup, as in Python."""
+    (tmp_path / "memory.cpp").write_text(MEMORY)
+    program = compiled(tmp_path / "memory.cpp", tmp_path / "memory", "-O0")
+    found, folders = [], [tmp_path / name for name in ("limited", "free", "none")]
+    for folder, limit in zip(folders, ("1024000000\n", "max\n"), strict=False):
+        folder.mkdir()
+        (folder / "memory.max").write_text(limit)
+        (folder / "memory.current").write_text("716800000\n")
+    for folder in folders:
+        monkeypatch.setattr(process, "_CGROUP", folder)
+        found.append([size // 1024 for size in process.memory()])
+    assert found[0] == [1000000, 300000]
+    printed = subprocess.run([program, *folders], capture_output=True, text=True, check=True)
+    rows = [[int(word) for word in line.split()] for line in printed.stdout.splitlines()]
+    assert rows[0] == found[0]
+    assert [total for total, _ in rows] == [total for total, _ in found]  # others take and leave
+
+
 def test_host_says_what_it_cannot_run(mace, host, tmp_path):
     _, folder = mace
     crystal = structure("crystal")
@@ -326,46 +358,6 @@ def test_a_folder_for_python_runs_without_eqfuse(tmp_path):
         with pytest.raises(ValueError, match=f"{file} is damaged; export the network again"):
             engine.Engine(folder).compute(*given)
         flipped(file, 8 * 1000 + 5)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "expected"),
-    [
-        ("format 3", "format 4", "made by a later version of eqfuse .format 4, and this engine.py"),
-        ("for openmm", "for pjrt", "is for pjrt; write one with eqfuse export for=openmm"),
-        ("processor ", "processor not-", "are for a processor not-.*export the network on such"),
-        ("kernel", "kernel", "k.so cannot be read; is the folder whole"),
-        ("library k.so", "", "5 atoms and 0 edges, and the largest program holds 4 and 8"),
-    ],
-)
-def test_engine_py_says_what_it_cannot_run(tmp_path, old, new, expected):
-    manifest = "format 3\nfor openmm\ncutoff 4.0\ndtype float64\nelement Al 13 -1.0\n"
-    manifest += f"program 4 0 8 p\nprocessor {platform.machine()}\nlibrary k.so\nkernel k"
-    assert old in manifest
-    lines = [line for line in manifest.replace(old, new).split("\n") if line]
-    manifest = with_checksum("\n".join([*lines, ""]))
-    (tmp_path / "manifest.txt").write_text(manifest)
-    with pytest.raises(ValueError, match=expected):
-        engine.Engine(tmp_path).compute([13] * 5, 10.0 * np.arange(15).reshape(5, 3))
-
-
-def test_engine_py_checks_its_arguments_and_takes_pbc_of_ints(tmp_path):
-    manifest = (
-        "format 3\nfor openmm\ncutoff 4.0\ndtype float64\nelement Al 13 -1.0\nprogram 1 0 1 p\n"
-    )
-    (tmp_path / "manifest.txt").write_text(with_checksum(manifest))
-    one, cell = engine.Engine(tmp_path), np.diag([3.0, 0.0, 3.5])
-    for numbers, positions, more, expected in (
-        ([13] * 2, np.zeros((3, 3)), (), r"2 numbers need positions \[2, 3\], got \(3, 3\)"),
-        ([13], [[0, 0, 0]], (None, True), "a vector .3. is needed for each periodic direction"),
-        ([13], [[0, 0, 0]], (cell, (1, 1, 0)), "a vector .3. is needed for each periodic"),
-        ([13], [[0, 0, 0]], (np.eye(2), True), "a vector .3. is needed for each periodic"),
-        ([13], [[0, np.nan, 0]], (), "not finite"),
-        # two neighbours at 3 Å and two at 3.5 Å; those at sqrt(3^2 + 3.5^2) = 4.6 Å are too far
-        ([13], [[0, 0, 0]], (cell, (1, 0, 1)), "1 atoms and 4 edges"),
-    ):
-        with pytest.raises(ValueError, match=expected):
-            one.compute(numbers, positions, *more)
 
 
 @pytest.mark.parametrize("file", ["manifest.txt", "eqfuse_kernels.so", "program_40_800"])

@@ -74,6 +74,23 @@ def test_tables_of_float32_have_as_many_knots_as_float32_needs(tmp_path, monkeyp
     assert 0 < error < rounding + tables.BOUNDS["float32"]
 
 
+def test_one_program_makes_the_tables_of_all_numbers_of_knots(tmp_path, monkeypatch):
+    run, programs = untrained_run(tmp_path), []
+    monkeypatch.setattr(tables, "KNOTS", (32, 64, 512))
+
+    def count(event, seconds, *, fun_name="", **_):
+        if event.endswith("backend_compile_duration"):
+            programs.append(fun_name)
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    try:
+        found = Network(run)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(count)
+    assert found.module.potential.model.radial_knots == 512
+    assert [name for name in programs if "jets" in name] == ["jit(jets)"]
+
+
 def test_a_coarse_table_is_refused(tmp_path, monkeypatch, capsys):
     run = untrained_run(tmp_path)
     with pytest.raises(ValueError, match="radial must be one of auto, network, table, got 'none'"):

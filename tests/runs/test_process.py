@@ -1,5 +1,6 @@
 """What a run does to its process: kept memory, and the precision of matrix products."""
 
+import gc
 import sys
 import types
 
@@ -105,6 +106,20 @@ def test_matmul_precision_of_devices(asked, dtype, platform, capability, expecte
     fields = {} if capability is None else {"compute_capability": capability}
     device = types.SimpleNamespace(platform=platform, **fields)
     assert matmul_precision(asked, dtype, device) == expected
+
+
+def test_garbage_is_collected_again_after_an_error():
+    def fail():
+        with process.without_collection():
+            with process.without_collection():
+                pass
+            assert not gc.isenabled()  # the outer one ends it
+            raise ValueError("inside")
+
+    assert gc.isenabled()
+    with pytest.raises(ValueError, match="inside"):
+        fail()
+    assert gc.isenabled()
 
 
 def test_jax_knows_the_name():

@@ -1,6 +1,5 @@
 """Activations: JAX functions of one number as steps that kernels run, normalised as in e3nn-jax."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -185,21 +184,14 @@ def parity(function: Callable) -> int:
         return -1 if jnp.abs(positive + negative).max() < 1e-5 else 0
 
 
-def scaled(function: Callable | None, scale: float) -> Activation:
-    """Return scale * function, which kernels run."""
-    if function is None:
-        return gates.IDENTITY
-    steps = traced(function, "float64" if jax.config.jax_enable_x64 else "float32")
-    return Activation(steps, scale, parity(function), function)
-
-
 def activation(function: Callable | None, normalize: bool = True) -> Activation:
     """Return the activation that kernels run for a JAX function, normalised as in e3nn-jax."""
-    plain = scaled(function, 1.0)
-    if not normalize or function is None:
-        return plain
-    c = normalization(function, bool(jax.config.jax_enable_x64))
-    return dataclasses.replace(plain, scale=1.0 / c)
+    if function is None:
+        return gates.IDENTITY
+    x64 = bool(jax.config.jax_enable_x64)
+    steps = traced(function, "float64" if x64 else "float32")
+    scale = 1.0 / normalization(function, x64) if normalize else 1.0
+    return Activation(steps, scale, parity(function), function)
 
 
 def gate(z: e3nn.Irreps, *, normalize_act: bool, gated: bool = True, **functions) -> Gate:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import math
 
 import e3nn_jax as e3nn
 import numpy as np
@@ -121,13 +123,13 @@ def linear(
             f"biases must be True, False, or one of them for each block of {irreps_out} (True for "
             f"0e only), got {biases!r}"
         )
-    ours = e3nn.FunctionalLinear(
-        merged,
-        irreps_out,
-        biases=biases,
-        path_normalization=path_normalization,
-        gradient_normalization=gradient_normalization,
-    )
+    # as `e3nn.FunctionalLinear`, whose mask of the output JAX would compile for each shape
+    gradient = normalizations(path_normalization, gradient_normalization)["gradient_normalization"]
+    if isinstance(biases, bool):
+        biases = [biases and ir.is_scalar() for _, ir in irreps_out]
+    pairs = itertools.product(range(len(merged)), range(len(irreps_out)))
+    instructions = [(i, o) for i, o in pairs if merged[i].ir == irreps_out[o].ir]
+    instructions += [(-1, o) for o, bias in enumerate(biases) if bias]
     # where the merged blocks lie in the input, whose zero blocks take up room as well
     offsets = {}
     for (_, ir), block, zero in zip(irreps_in, blocks(irreps_in), zero_flags, strict=True):
@@ -135,17 +137,18 @@ def linear(
             offsets.setdefault(ir, block.offset)
     place = {ir: n for n, (_, ir) in enumerate(merged if numbered is None else numbered)}
     parameters, paths = [], []
-    for number, i in enumerate(ours.instructions, start=1):
-        out = irreps_out[i.i_out]
-        if i.i_in < 0:
-            name = f"b[{i.i_out}] {out}"
+    for number, (i_in, i_out) in enumerate(instructions, start=1):
+        out = irreps_out[i_out]
+        if i_in < 0:
+            name = f"b[{i_out}] {out}"
             x, shape, scale, std = None, (out.mul,), 1.0, 0.0
         else:
-            name = f"w[{place[merged[i.i_in].ir]},{i.i_out}] {merged[i.i_in]},{out}"
-            x, shape = SegmentRef(0, i.i_in), (merged[i.i_in].mul, out.mul)
-            scale, std = float(i.path_weight), float(i.weight_std)
+            name = f"w[{place[merged[i_in].ir]},{i_out}] {merged[i_in]},{out}"
+            x, shape = SegmentRef(0, i_in), (merged[i_in].mul, out.mul)
+            root = math.sqrt(1 / max(merged[i_in].mul, 1))  # one path leads to each output
+            scale, std = root**gradient, root ** (1 - gradient)
         parameters.append(Parameter(name, shape, std))
-        paths.append(Path.of_matrix(x, number, SegmentRef(0, i.i_out), scale, out.ir.dim))
+        paths.append(Path.of_matrix(x, number, SegmentRef(0, i_out), scale, out.ir.dim))
     places = tuple(Segment.mul_ir(offsets[ir], mul, ir.dim) for mul, ir in merged)
     inputs = (Operand("x", irreps_in.dim, places, True), *matrices(parameters))
     mixed = Operand("z", irreps_out.dim, blocks(irreps_out), True)

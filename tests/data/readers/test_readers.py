@@ -36,14 +36,6 @@ def test_custom_keys(write):
     (water,) = read_structures(path, keys=Keys("DFT_energy", "REF_forces"))
     assert water.energy == -14.25
     np.testing.assert_array_equal(water.forces[1], [-0.1, 0.2, 0])
-    with pytest.raises(
-        DataError, match=r"no energy under the key 'energy'; candidates: DFT_energy "
-    ):
-        read_structures(path)
-    with pytest.raises(
-        DataError, match=r"no forces under the key 'forces'; candidates: REF_forces "
-    ):
-        read_structures(path, keys=Keys("DFT_energy"))
 
 
 def test_constraints_do_not_change_forces(write):
@@ -110,14 +102,6 @@ def test_a_file_without_any_energy_or_forces_is_refused(write):
     assert (first.energy, second.forces) == (None, None)
     assert second.energy == -14.25
     np.testing.assert_array_equal(first.forces[1], [-0.1, 0.2, 0])
-
-
-def test_weights_are_those_that_mace_writes(write):
-    weights = "config_weight=2 config_energy_weight=3 config_forces_weight=0.5 energy="
-    plain, weighted = read_structures(write(GOOD + GOOD.replace("energy=", weights)))
-    assert plain.weights[:3] == (1, 1, 1)
-    assert weighted.weights[:3] == (6, 1, 2)
-    assert weighted.energy == plain.energy
 
 
 def test_the_weight_of_virials_is_that_of_the_stress_from_them(write):

@@ -6,6 +6,7 @@ edges in order and stores its sums once: nothing is added atomically, and result
 
 import dataclasses
 import functools
+import itertools
 import math
 
 from eqfuse.ops.backends.triton.spec import KernelSpec
@@ -13,6 +14,7 @@ from eqfuse.ops.backends.triton.text import (
     ArithmeticEmitter,
     Emitter,
     component_names,
+    packed,
     power_of_two,
 )
 from eqfuse.ops.ir.form import Form, Index, Operand, Path, Role, ordered_groups, reductions
@@ -482,7 +484,8 @@ def _chunks(form: Form, reduce_over: Index, groups, dtype: str):
     width = 2 if dtype == "float64" else 1
     most = min(TERMS[dtype], TERMS_OF_A_WALK) if reduce_over.is_node else TERMS[dtype]
     chunks, current = [], []
-    for group in _within(groups, most):
+    parts = (packed(group, [len(path.terms) for path in group], most) for group in groups)
+    for group in itertools.chain(*parts):  # parts share no values
         longer = [*current, tuple(group)]
         terms = sum(len(path.terms) for g in longer for path in g)
         registers = _registers(form, reduce_over, longer) * width
@@ -491,19 +494,6 @@ def _chunks(form: Form, reduce_over: Index, groups, dtype: str):
             longer = [tuple(group)]
         current = longer
     return [*chunks, tuple(current)]
-
-
-def _within(groups, limit: int):
-    """Yield the groups; those of more terms than `limit` in parts, which share no values."""
-    for group in groups:
-        part, terms = [], 0
-        for path in group:
-            if part and terms + len(path.terms) > limit:
-                yield part
-                part, terms = [], 0
-            part.append(path)
-            terms += len(path.terms)
-        yield part
 
 
 def _registers(form: Form, reduce_over: Index, groups: list[tuple[Path, ...]]) -> int:

@@ -16,7 +16,13 @@ from eqfuse.ops.backends.triton.epilogue import (
     write_cotangent,
     write_gated,
 )
-from eqfuse.ops.backends.triton.text import SLICE, ArithmeticEmitter, component_names, power_of_two
+from eqfuse.ops.backends.triton.text import (
+    SLICE,
+    ArithmeticEmitter,
+    component_names,
+    packed,
+    power_of_two,
+)
 from eqfuse.ops.ir.form import Form, Index, Term, backward_form
 from eqfuse.ops.ir.fused import Fused, Part, Tile
 
@@ -205,18 +211,6 @@ class RowEmitter(FusedEmitter):
 def width_for(muls) -> int:
     """Return the columns of tiles for so many channels."""
     return min(max(power_of_two(max(muls)), WIDTHS[0]), WIDTHS[-1])
-
-
-def packed(units, sizes, most: int) -> list[list]:
-    """Return units in order, in lists of a size of at most `most`, or of one."""
-    result, total = [], 0
-    for unit, size in zip(units, sizes, strict=True):
-        if not result or total + size > most:
-            result.append([])
-            total = 0
-        total += size
-        result[-1].append(unit)
-    return result
 
 
 SUMS = 96  # of the pre-activation or of gradients that a thread has, at most; float64 counts twice

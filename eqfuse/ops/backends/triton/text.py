@@ -17,6 +17,18 @@ def power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
+def packed(units, sizes, most: int) -> list[list]:
+    """Return units in order, in lists of a size of at most `most`, or of one."""
+    result, total = [], 0
+    for unit, size in zip(units, sizes, strict=True):
+        if not result or total + size > most:
+            result.append([])
+            total = 0
+        total += size
+        result[-1].append(unit)
+    return result
+
+
 def component_name(operand: Operand, segment: int, component: int) -> str:
     """Return the variable that holds one component of an operand."""
     return f"{operand.name}_{segment}_{component}"

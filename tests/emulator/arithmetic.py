@@ -174,11 +174,21 @@ def _float(instruction: Instruction, kind: str, packed: bool, words: set[str], c
     table = {"f32": _SINGLE, "f64": _FLOAT}.get(kind, _HALF)
     if name not in table:
         return None
-    if words - {"rn", "approx", "full"}:
+    if words - {"rn", "approx", "full", "ftz"}:
         raise instruction.unknown()
+    function = _flushed(table[name]) if "ftz" in words else table[name]
     if packed:
-        return _on_halves(table[name], TYPES[kind]), (TYPES["b32"],) * count
-    return table[name], (TYPES[kind],) * count
+        return _on_halves(function, TYPES[kind]), (TYPES["b32"],) * count
+    return function, (TYPES[kind],) * count
+
+
+def _flushed(function):
+    """Return a function that takes numbers below the smallest normal one for zero."""
+
+    def flush(a):
+        return np.where(np.abs(a) < np.finfo(a.dtype).tiny, np.copysign(0, a), a).astype(a.dtype)
+
+    return lambda *values: flush(function(*map(flush, values)))
 
 
 def _on_halves(function, dtype):

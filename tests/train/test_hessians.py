@@ -121,7 +121,7 @@ def test_a_batch_has_a_known_row_of_each_hessian(file):
 @pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], *BACKENDS))
 @pytest.mark.parametrize("name", ONE_OF_ALL)
 def test_the_loss_of_hessians_and_its_gradient(name, backend, file):
-    """Each backend computes them, with all predictions; with e3nn-jax's ops, and by finite differences."""
+    """Each backend gives all predictions, as e3nn-jax's ops and finite differences do."""
     frames = read_structures(file)[6:9]
     samples = prepare_samples(frames, 3.0, (1, 8), {1: 0.0, 8: 0.0})
     settings = SMALL[name] | {"layers": 1, "num_species": 2, "cutoff": 3.0, "channels": 2}

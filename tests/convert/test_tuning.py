@@ -107,6 +107,7 @@ def test_a_file_is_read_with_its_labels_or_labelled(past, run, tmp_path):
         network.made(str(path))
 
 
+@pytest.mark.slow
 def test_moved_is_the_change_of_the_network(past):
     """A shift of 0.1 eV for each atom moves energies by 100 meV/atom, and no force."""
     network, _ = past

@@ -222,6 +222,7 @@ def test_a_teacher_that_always_fails_ends_the_distillation(begin):
         distillation.run()
 
 
+@pytest.mark.slow
 def test_student_drives_for_a_slow_teacher(begin):
     distillation = begin(driver="student", batch=96, labels=240, forces=1e-9)
     distillation.run()

@@ -236,7 +236,8 @@ def test_notebooks_run(name, tmp_path, monkeypatch, capsys):
     for cell in json.loads(text)["cells"]:
         if cell["cell_type"] == "code":
             exec("".join(cell["source"]), scope)
-    NOTEBOOKS[name](scope, capsys.readouterr().out)
+    check = NOTEBOOKS[name]
+    check(scope, capsys.readouterr().out)
     matplotlib.pyplot.close("all")
 
 

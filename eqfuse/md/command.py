@@ -59,6 +59,10 @@ def main(arguments: list[str]) -> int:
 
 
 def _simulate(arguments: list[str]):
+    for argument in command.undashed(arguments, command.settings_of(Md)):
+        if argument.lower().startswith(("ensemble=nvt", "ensemble=berendsen")):
+            need = "langevin (with friction and noise) or nose-hoover (without)"
+            raise ConfigError(f"{argument} is unknown; at constant temperature it must be {need}")
     words, given = command.read(Md, arguments)
     folder = given.pop("resume", None)
     if folder is not None:

@@ -293,6 +293,8 @@ def test_bad_structures_are_refused_before_anything_is_written(
     [
         (["nothing", "nowhere", "temprature=300"], "nearest: temperature"),
         (["nothing", "nowhere", "ensemble=npe"], "ensemble=npe is unknown"),
+        (["nothing", "nowhere", "ensemble=nvt"], "must be langevin (with friction and noise) or"),
+        (["nothing", "nowhere", "--ensemble", "nvt-x"], "must be langevin (with friction and"),
         (["nothing", "nowhere", "ensemble=npt", "temperature=0"], "above zero"),
         (["nothing", "nowhere", "equilibrate=5", "temperature=0"], "above zero"),
         (["nothing"], "are needed"),

@@ -240,11 +240,11 @@ def _refuse(folder: Path, engine: str, sizes, target, radial: str, backend: str,
 def _lowered_for(target: str, backend: str, suffix: str):
     """Lower programs of this thread for a target; yield the kernels that need a library."""
     if target == "cpu":
-        with machine.recording(library.TARGET, suffix) as texts:
+        with machine.recording(library.machines(), suffix) as texts:
             yield texts
     else:
         with launches.exporting(target):
-            yield {LAUNCHER: ""} if backend == "triton" else {}
+            yield {LAUNCHER: ()} if backend == "triton" else {}
 
 
 def _platform_of(target: str) -> str:

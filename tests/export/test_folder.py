@@ -186,7 +186,7 @@ def test_layers_exchange_features_of_ghosts(host, tmp_path, model, layers, dtype
 def test_each_level_of_the_processor_computes_the_same(mace, host, tmp_path):
     run, folder = mace
     atoms = structure("crystal")
-    for level in ("0", "1"):
+    for level in ("0", "1", "2"):
         environment = {"EQFUSE_LEVEL": level, "OMP_NUM_THREADS": "1"}
         results = run_host(host, folder, atoms, tmp_path, environment=environment)
         assert_agreement(results, atoms, run, 2e-8)
@@ -301,7 +301,7 @@ def test_host_says_what_it_cannot_run(mace, host, tmp_path):
 def test_a_folder_holds_nothing_of_the_machine_that_writes_it(mace, place, tmp_path, monkeypatch):
     _, folder = mace
     other = machine.Machine(64, 32, 1 << 22, 1 << 26)
-    monkeypatch.setattr(machine, "_this_machine", lambda: other)
+    monkeypatch.setattr(machine, "machine", lambda: other)
     again = export_folder(place / "mace", tmp_path / "again", engine="pjrt", sizes=SIZES)
     for file in folder.iterdir():
         assert str(place).encode() not in file.read_bytes()

@@ -1,5 +1,7 @@
 """Native kernels inside a JAX computation: of a form, a linear form, or a program over rows."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
@@ -20,7 +22,7 @@ native_p.multiple_results = True
 
 def run(form: Form, inputs, indices, num_rows: int, num_nodes) -> list[jax.Array]:
     """Return the outputs of a form of products, of one path and one row at least."""
-    module = generate(form, _wide(inputs[0].dtype), machine.machine())
+    module = machine.write(functools.partial(generate, form, _wide(inputs[0].dtype)))
     indices = [indices[name] for name in module.index_arrays]
     shapes = form.output_shapes(num_rows, num_nodes)
     copied = [form.inputs[i].index.count(num_rows, num_nodes) for i in module.copied]
@@ -32,7 +34,8 @@ def linear(linear_form: Form, arrays, index, num_rows: int) -> list[jax.Array]:
     """Return the outputs of a form with matrices, by its native kernel; large ones are XLA's."""
     if is_wide(linear_form):
         return xla.evaluate_linear_form(linear_form, arrays, index, num_rows)
-    module = native_linear.generate(linear_form, _wide(arrays[0].dtype), machine.machine())
+    generate = functools.partial(native_linear.generate, linear_form, _wide(arrays[0].dtype))
+    module = machine.write(generate)
     num_sets = max(1, linear_form.num_sets)
     operands = zip(linear_form.inputs, arrays, strict=True)
     inputs = [a.reshape(num_sets, -1) if o.matrix else a for o, a in operands]
@@ -69,7 +72,7 @@ def _computed(module, inputs, indices, shapes, copies) -> list[jax.Array]:
 def by_rows(program: Program, arrays, indices, num_rows: int, num_nodes: int) -> list[jax.Array]:
     """Return the outputs of a program, block by block of rows."""
     parts = native_program.num_parts(program, num_rows, num_nodes)
-    module = native_program.generate_rows(program, machine.machine(), parts)
+    module = machine.write(functools.partial(native_program.generate_rows, program, parts=parts))
     shapes = [(a.index.count(num_rows, num_nodes), a.size) for a in program.arrays]
     inputs = [a.reshape(shapes[n]) for n, a in enumerate(arrays)]
     inputs += [arrays[n].T.reshape(1, -1) for n in native_program.transposed_weights(program)]
@@ -96,7 +99,7 @@ def _abstract(*args, module, shapes, dtypes=None):
 
 
 def _lower(ctx, *operands, module, **params):
-    name = machine.register(module.name, module.text)
+    name = machine.register(module.name, module.text, module.others)
     return jax.ffi.ffi_lowering(name)(ctx, *operands)
 
 

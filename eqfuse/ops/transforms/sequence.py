@@ -250,7 +250,7 @@ def _given(env, key):
 
 
 def _native_call(program: Program, arrays, dtype: str) -> list[jax.Array]:
-    module = generate(program, dtype, machine.machine())
+    module = machine.write(functools.partial(generate, program, dtype))
     outputs = [program.arrays[n] for n in program.outputs]
     shapes = (*((1, a.size) for a in outputs), *((1, width) for width in module.copies))
     dtypes = (*(a.dtype for a in outputs), *(dtype for _ in module.copies))

@@ -18,11 +18,19 @@ from eqfuse.ops.backends.llvm.layout import DEFAULT_CACHES, Machine
 from eqfuse.ops.backends.llvm.machine import RUNTIME
 from eqfuse.ops.backends.llvm.text import with_handler
 
-TARGET = Machine(32, 16, *DEFAULT_CACHES)
-"""The machine for which kernels of a library are written, whatever the machine that writes them."""
+_NARROW, _WIDE = Machine(32, 16, *DEFAULT_CACHES), Machine(64, 32, *DEFAULT_CACHES)
 
-LEVELS = {"x86_64": ("x86-64", "x86-64-v3", "x86-64-v4"), "aarch64": ("generic",)}
-"""LLVM's names of the processors for which a library of an architecture is compiled."""
+LEVELS = {
+    "x86_64": {"x86-64": _NARROW, "x86-64-v3": _NARROW, "x86-64-v4": _WIDE},
+    "aarch64": {"generic": _NARROW},
+}
+"""LLVM's names of the processors for which a library of an architecture is compiled, and the
+machine for which its kernels are written, whatever the machine that writes them."""
+
+
+def machines() -> tuple[Machine, ...]:
+    """Return the machines of the levels of this architecture, see `build`."""
+    return tuple(LEVELS.get(platform.machine(), {"": _NARROW}).values())
 
 
 def _handlers(names, levels: int) -> str:
@@ -72,11 +80,11 @@ def _libraries() -> list[str]:
     raise RuntimeError("the libc of this process is not in /proc/self/maps")
 
 
-def build(texts: dict[str, str], file: pathlib.Path) -> None:
+def build(texts: dict[str, tuple[str, ...]], file: pathlib.Path) -> None:
     """Write a shared library of the kernels that `machine.recording` recorded.
 
     Args:
-      texts: the LLVM IR of each kernel, by the name of its handler.
+      texts: the LLVM IR of each kernel for `machines()`, by the name of its handler.
       file: to write.
     Raises:
       RuntimeError: no library can be written here, or the linker failed.
@@ -88,7 +96,7 @@ def build(texts: dict[str, str], file: pathlib.Path) -> None:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     llvm.initialize_native_asmparser()
-    levels = LEVELS[platform.machine()]
+    levels = [*LEVELS[platform.machine()]]
     with tempfile.TemporaryDirectory() as folder:
         folder, objects = pathlib.Path(folder), []
 
@@ -105,7 +113,7 @@ def build(texts: dict[str, str], file: pathlib.Path) -> None:
         compile_for(levels[0], _handlers(texts, len(levels)))
         for n, cpu in enumerate(levels):
             for name, text in texts.items():
-                compile_for(cpu, with_handler(text, f"{name}_{n}"))
+                compile_for(cpu, with_handler(text[n], f"{name}_{n}"))
         exported = folder / "exported"
         names = "; ".join([*texts, "eqfuse_kernels"])
         exported.write_text(f"{{ global: {names}; local: *; }};")

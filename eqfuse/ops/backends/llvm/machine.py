@@ -18,7 +18,7 @@ import jax
 
 from eqfuse.ops import _host
 from eqfuse.ops.backends.llvm.layout import Machine
-from eqfuse.ops.backends.llvm.text import with_handler
+from eqfuse.ops.backends.llvm.text import Module, with_handler
 
 API_VERSIONS = {(0, minor) for minor in range(3, 6)}
 """Versions of XLA's FFI whose structures the runtime reads: those of jaxlib 0.10 to 0.12."""
@@ -29,11 +29,11 @@ RUNTIME = pathlib.Path(__file__).with_name("runtime.ll")
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-    """Kernels that are written for another machine, by name; `suffix` ends the names."""
+    """Kernels that are written for other machines, by name; `suffix` ends the names."""
 
-    target: Machine
+    machines: tuple[Machine, ...]
     suffix: str
-    texts: dict[str, str] = dataclasses.field(default_factory=dict, compare=False)
+    texts: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict, compare=False)
 
 
 _recording = jax.make_user_context(None)  # of a thread, and in the keys of jit's caches
@@ -84,23 +84,35 @@ def _target():
 
 
 @contextlib.contextmanager
-def recording(target: Machine, suffix: str):
-    """Lower programs of this thread for another machine, and yield the texts of their kernels.
+def recording(machines: tuple[Machine, ...], suffix: str):
+    """Lower programs of this thread for other machines, and yield the texts of their kernels.
 
-    Nothing is compiled. A program calls the kernel NAME as NAMEsuffix.
+    Nothing is compiled. A program calls the kernel NAME as NAMEsuffix, which has a text for each
+    of the machines.
     """
-    recorded = Recording(target, suffix)
+    recorded = Recording(machines, suffix)
     with _recording(recorded):
         yield recorded.texts
 
 
-def machine() -> Machine:
-    """Return the vectors and caches of the machine for which kernels are written."""
-    return _recording.value.target if _recording.value else _this_machine()
+def write(generate) -> Module:
+    """Return `generate(machine)`, the kernel for the machine for which kernels are written.
+
+    Where there are several, it has the texts for all. One that would be called otherwise, since it
+    copies other operands to whole vectors, has the text for the first machine.
+    """
+    if not (recorded := _recording.value):
+        return generate(machine())
+    first, *others = map(generate, recorded.machines)
+    call = first.index_arrays, first.copies, first.copied
+    alike = [m if (m.index_arrays, m.copies, m.copied) == call else first for m in others]
+    names = dict.fromkeys(m.name for m in (first, *alike))
+    return dataclasses.replace(first, name="_".join(names), others=tuple(m.text for m in alike))
 
 
 @functools.cache
-def _this_machine() -> Machine:
+def machine() -> Machine:
+    """Return the vectors and caches of this machine."""
     _, features = _target()
     vectors = 16, 32 if features.get("neon") else 16
     if features.get("avx"):
@@ -171,15 +183,15 @@ def registered():
         del _records[id(record)]
 
 
-def register(name: str, text: str) -> str:
+def register(name: str, text: str, others=()) -> str:
     """Compile a module and register its handler with XLA, once in a process.
 
-    The result is the name by which programs call it. RuntimeError if it does not compile.
+    `others` are its texts for other machines, see `recording`. The result is the name by which
+    programs call it. RuntimeError if it does not compile.
     """
     if recorded := _recording.value:
-        target = name + recorded.suffix
-        recorded.texts[target] = text
-        return target
+        recorded.texts[name + recorded.suffix] = text, *others
+        return name + recorded.suffix
     for record in list(_records.values()):
         record[name] = text
     with _lock:

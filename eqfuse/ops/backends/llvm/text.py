@@ -370,6 +370,7 @@ class Module:
     index_arrays: tuple[str, ...]
     copies: tuple[int, ...]
     copied: tuple[int, ...] = ()  # the inputs of a form that copies are of
+    others: tuple[str, ...] = ()  # texts for other machines, see `machine.recording`
 
 
 @dataclasses.dataclass(frozen=True)

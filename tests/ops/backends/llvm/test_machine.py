@@ -1,5 +1,7 @@
 """Native kernels and their machine: the threads they may use, the cache, processes, versions."""
 
+import collections
+import functools
 import hashlib
 import multiprocessing
 import os
@@ -17,6 +19,9 @@ import pytest
 from eqfuse import ops
 from eqfuse.ops import _host
 from eqfuse.ops.backends.llvm import machine
+from eqfuse.ops.backends.llvm.form import generate
+from eqfuse.ops.ir import products
+from eqfuse.ops.ir.form import derivatives
 from tests.child import run_python
 
 PRODUCT = """
@@ -236,6 +241,27 @@ def test_a_kernel_that_does_not_compile_is_an_error():
     with pytest.raises(RuntimeError, match="expected instruction opcode"):
         machine.register("eqfuse_broken", "define void @step() { nonsense }\n")
     assert "eqfuse_broken" not in machine._registered
+
+
+@pytest.mark.parametrize(("mul", "wide_lanes"), [(32, 16), (24, 8)])
+def test_kernels_recorded_for_two_machines(mul, wide_lanes):
+    """The second has wider vectors, but where its copies of rows would have another size."""
+    irreps = e3nn.Irreps(f"{mul}x0e+{mul}x1o"), e3nn.Irreps("0e+1o")
+    form = products.tensor_product(*irreps, None, "component", weighted=True, on_graph=True).form
+    written = functools.partial(generate, derivatives(form)["double"], "float32")
+    machines = machine.Machine(32, 16), machine.Machine(64, 32)
+    with machine.recording(machines, "_here") as texts:
+        module = machine.write(written)
+        name = machine.register(module.name, module.text, module.others)
+    assert (module.copies == written(machines[1]).copies) == (mul == 32)
+    assert texts == {name: (written(machines[0]).text, *module.others)}
+    lanes = [
+        collections.Counter(re.findall(r"load <(\d+) x float>", text)).most_common(1)[0][0]
+        for text in texts[name]
+    ]
+    assert lanes == ["8", str(wide_lanes)]
+    assert name.endswith("_here")
+    assert machine.write(written).others == ()
 
 
 def test_cache_of_other_processors_and_of_other_caches_is_apart(tmp_path, monkeypatch):

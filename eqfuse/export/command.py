@@ -65,7 +65,7 @@ def main(options: Export):
         kinds |= {n: getattr(options, n) for n in ("backend", "types", "exchange", "lammps")}
         kinds |= {"engine": options.for_, "target": target, "sizes": sizes}
         if sizes is None:
-            print("programs of all sizes are written, which takes about a minute", flush=True)
+            print("programs of all sizes are written", flush=True)
         export_folder(options.run, options.file, **kinds)
         size = sum(f.stat().st_size for f in options.file.iterdir()) / 1e6
         print(f"{options.file} is written ({size:.1f} MB): README.txt in it says how to run it")

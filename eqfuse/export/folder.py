@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import tempfile
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -24,10 +25,11 @@ import jax.numpy as jnp
 import numpy as np
 from ase.data import atomic_numbers, chemical_symbols
 
-from eqfuse import __version__
-from eqfuse.export.exchange import FORWARD, REVERSE, exchanging, fetch
+from eqfuse import __version__, _jax_compat
+from eqfuse.export.exchange import exchanging, fetch
 from eqfuse.export.plugin import find_headers, find_pjrt, write_plugin
 from eqfuse.export.program import RADIAL, of_vectors
+from eqfuse.export.sizes import programs_of
 from eqfuse.inference.network import Network
 from eqfuse.models import Allegro
 from eqfuse.ops import Edges
@@ -124,40 +126,45 @@ def export_folder(
     if sizes is None:
         sizes = ladder(network.module.potential.model.avg_num_neighbors)
     sizes = sorted(sizes)
+    ghosts = [ghosts_of(*size) if hops == 1 and engine in HOSTS else 0 for size in sizes]
+    places = [(atoms, more, edges) for (atoms, edges), more in zip(sizes, ghosts, strict=True)]
     headers = find_headers(lammps) if engine == "lammps" else None
-    if engine == "jax-kk":
-        write = functools.partial(_write_bundle, hops=hops, species=species)
-    else:
-        write = functools.partial(_write_program, engine=engine)
-    names, texts, widths = [], {}, [0]
+    widths = [0]
     suffix = f"_{_digest(network, engine, species.tolist(), sizes, exchange)}"
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         place = {"prefix": f".{folder.name}.", "dir": folder.parent}
-        with tempfile.TemporaryDirectory(**place, ignore_cleanup_errors=True) as part:
+        with (
+            tempfile.TemporaryDirectory(**place, ignore_cleanup_errors=True) as part,
+            ThreadPoolExecutor(2) as beside,
+        ):
             part = Path(part)
             part.chmod(0o755)
-            for atoms, edges in sizes:
-                name = f"program_{atoms}_{edges}"
-                ghosts = ghosts_of(atoms, edges) if hops == 1 and engine in HOSTS else 0
-                size = (atoms, ghosts, edges)
-                with network.precision(), _lowered_for(target, backend, suffix) as recorded:
-                    write(part / name, network, size, exchange and widths, recorded)
-                names.append(f"program {atoms} {ghosts} {edges} {name}")
-                texts |= recorded
+            for name in ENGINES[engine]:
+                shutil.copyfile(Path(__file__).with_name(name), part / name)
+            if engine == "lammps":
+                plugin = beside.submit(write_plugin, part, folder, headers)
+            with network.precision(), _lowered_for(target, backend, suffix) as texts:
+                if engine == "jax-kk":
+                    write = functools.partial(_write_bundles, hops=hops, species=species)
+                else:
+                    write = functools.partial(_write_programs, engine=engine)
+                kernels = _Kernels(texts, beside)
+                write(part, network, places, exchange and widths, kernels)
+            names = ["program {} {} {} {}".format(*size, _name(size)) for size in places]
             if engine in HOSTS:
                 names += _write_weights(part, network)
             if LAUNCHER in texts:
                 _build_launcher(part, target)
             elif texts:
-                library.build(texts, part / KERNELS)
+                library.build(kernels.compiled(), part / KERNELS)
             ghosts = hops, exchange and max(widths)
             names.append(
                 f"description {Path(run).name}, {type(network.module.potential.model).__name__}"
             )
             _write_texts(part, network, engine, target, ghosts, elements, names, texts)
             if engine == "lammps":
-                write_plugin(part, folder, headers)
+                plugin.result()
             os.rename(part, folder)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from error
@@ -272,12 +279,59 @@ def _digest(network: Network, *words) -> str:
     return digest.hexdigest()[:12]
 
 
-def _write_program(file: Path, network: Network, size, widths, texts, *, engine: str):
-    """Write the program of a size: StableHLO for PJRT, or what `jax.export` reads.
+def _name(size) -> str:
+    """Return the file of the program of a size."""
+    atoms, _, edges = size
+    return f"program_{atoms}_{edges}"
+
+
+class _Kernels:
+    """Kernels that are compiled beside the tracing of further programs."""
+
+    def __init__(self, texts: dict[str, tuple[str, ...]], beside: ThreadPoolExecutor):
+        self.texts, self.beside, self.started = texts, beside, {}
+
+    def start(self):
+        """Compile what was recorded since the last call, on another thread."""
+        for name, texts in self.texts.items():
+            if texts and name not in self.started:
+                self.started[name] = self.beside.submit(library.compiled, name, texts)
+
+    def compiled(self) -> dict[str, list[bytes]]:
+        """Return the codes of all kernels."""
+        self.start()
+        return {name: kernel.result() for name, kernel in self.started.items()}
+
+
+def _write_programs(part: Path, network: Network, sizes, widths, kernels, *, engine: str):
+    """Write programs: StableHLO for PJRT, or what `jax.export` reads."""
+    program = functools.partial(_program, network, widths, engine in HOSTS)
+    if engine not in HOSTS:
+        for size in sizes:
+            function, shapes = program(size)
+            function.lower(*shapes)  # names the kernels
+            calls = [jax.export.DisabledSafetyCheck.custom_call(name) for name in kernels.texts]
+            export = jax.export.export(function, platforms=("cpu",), disabled_checks=calls)
+            (part / _name(size)).write_bytes(export(*shapes).serialize())
+        return
+    platform = _platform_of(launches.exporting.value or "cpu")
+
+    def lower(size) -> str:
+        function, shapes = program(size)
+        text = function.trace(*shapes).lower(lowering_platforms=(platform,)).as_text()
+        kernels.start()
+        return text
+
+    for size, text in zip(sizes, programs_of(sizes, lower), strict=True):
+        (part / _name(size)).write_bytes(_jax_compat.portable_artifact(text))
+
+
+def _program(network: Network, widths, with_weights: bool, size):
+    """Return the program of a size as a function to lower, and the shapes of its arguments.
 
     Atoms have the first places, and ghosts the others. The host sorts the edges, and adds the
     derivative by their vectors to forces and virial. The widths of features that are exchanged are
-    added to a list, if there is one.
+    added to a list, if there is one. Weights are arguments, or constants of the program.
     """
     num_owned, num_ghosts, num_edges = size
     num_atoms = num_owned + num_ghosts
@@ -286,7 +340,7 @@ def _write_program(file: Path, network: Network, size, widths, texts, *, engine:
     shapes = [shape((num_atoms,), np.int32), shape((), np.int32), shape((num_edges, 3), real)]
     shapes += [sorted_edges[0]] * 2 + [*sorted_edges] * 2
     leaves, structure = jax.tree.flatten(network.params)
-    weights = leaves if engine in HOSTS else []
+    weights = leaves if with_weights else []
     shapes += [shape((2,), np.int32)] * bool(widths) + [shape(w.shape, w.dtype) for w in weights]
 
     def fetching(rows, host):
@@ -304,14 +358,7 @@ def _write_program(file: Path, network: Network, size, widths, texts, *, engine:
             energies, gradient = of_vectors(network, params, numbers, vectors, edges, atoms)
         return energies[:num_owned], gradient
 
-    if LAUNCHER not in texts:
-        function.lower(*shapes)  # names the kernels
-    platform = _platform_of(launches.exporting.value or "cpu")
-    names = [*texts, FORWARD, REVERSE]
-    calls = [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
-    exported = jax.export.export(function, platforms=(platform,), disabled_checks=calls)(*shapes)
-    data = exported.mlir_module_serialized if engine in HOSTS else exported.serialize()
-    file.write_bytes(data)
+    return function, shapes
 
 
 def _write_weights(part: Path, network: Network) -> list[str]:
@@ -321,8 +368,13 @@ def _write_weights(part: Path, network: Network) -> list[str]:
     return [f"weight {w.dtype} {' '.join(map(str, w.shape))}".rstrip() for w in weights]
 
 
-def _write_bundle(file: Path, network: Network, size, exchange: bool, texts, *, hops: int, species):
-    """Write the bundle of a size for lammps-jax, whose ghosts reach as far as the energies."""
+def _write_bundles(part: Path, network: Network, sizes, exchange, kernels, *, hops: int, species):
+    """Write bundles for lammps-jax, whose ghosts reach as far as the energies."""
+    for size in sizes:
+        _write_bundle(part / _name(size), network, size, exchange, kernels.texts, hops, species)
+
+
+def _write_bundle(file: Path, network: Network, size, exchange, texts, hops: int, species):
     from lammps_jax.comm import Comm
     from lammps_jax.export import LammpsNeighborList, export_model, wrap_energy_fn
 
@@ -380,6 +432,8 @@ def _write_texts(
 ):
     """Write the manifest, the text that says how to run it, and files of this package."""
     hops, exchange = ghosts
+    files = sorted(part.iterdir())
+    written = [f for f in files if f.name.startswith("program_") or f.name in (KERNELS, WEIGHTS)]
     pjrt = find_pjrt(_platform_of(target)) if engine in HOSTS else None
     references = dict(zip(network.species, network.references.tolist(), strict=True))
     lines = [
@@ -399,13 +453,10 @@ def _write_texts(
         *programs,
         *([f"processor {platform.machine()}", f"library {KERNELS}"] if texts else []),
         *(f"kernel {name}" for name in texts),
-        *(f"checksum {f.name} {zlib.crc32(f.read_bytes())}" for f in sorted(part.iterdir())),
+        *(f"checksum {f.name} {zlib.crc32(f.read_bytes())}" for f in written),
     ]
     (part / MANIFEST).write_text(with_checksum("".join(f"{line}\n" for line in lines)))
-    here = Path(__file__).parent
-    for name in ENGINES[engine]:
-        shutil.copyfile(here / name, part / name)
-    text = (here / f"{engine}.txt").read_text()
+    text = Path(__file__).with_name(f"{engine}.txt").read_text()
     symbols = " ".join(chemical_symbols[z] for z in elements)
     text = text.replace("ELEMENTS", symbols).replace("REACH", f"{hops * network.cutoff:g}")
     (part / "README.txt").write_text(text.replace("BUNDLE", f"{programs[0].split()[-1]}.json"))

@@ -80,42 +80,54 @@ def _libraries() -> list[str]:
     raise RuntimeError("the libc of this process is not in /proc/self/maps")
 
 
-def build(texts: dict[str, tuple[str, ...]], file: pathlib.Path) -> None:
-    """Write a shared library of the kernels that `machine.recording` recorded.
+def compiled(name: str, texts: tuple[str, ...]) -> list[bytes]:
+    """Return the object code of a kernel that `machine.recording` recorded, for each level.
 
     Args:
-      texts: the LLVM IR of each kernel for `machines()`, by the name of its handler.
+      name: of its handler.
+      texts: its LLVM IR for `machines()`.
+    """
+    levels = LEVELS[platform.machine()]
+    texts = [with_handler(text, f"{name}_{n}") for n, text in enumerate(texts)]
+    return [_compiled(cpu, text) for cpu, text in zip(levels, texts, strict=True)]
+
+
+def _compiled(cpu: str, text: str) -> bytes:
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    llvm.initialize_native_asmparser()
+    target = llvm.Target.from_default_triple().create_target_machine(
+        cpu=cpu, opt=2, reloc="pic", jit=False
+    )
+    with llvm.parse_assembly(text, llvm.create_context()) as parsed:
+        parsed.verify()
+        return target.emit_object(parsed)
+
+
+def build(kernels: dict[str, list[bytes]], file: pathlib.Path) -> None:
+    """Write a shared library of kernels.
+
+    Args:
+      kernels: what `compiled` returns for each, by the name of its handler.
       file: to write.
     Raises:
       RuntimeError: no library can be written here, or the linker failed.
     """
-    import llvmlite.binding as llvm
-
     if reason := unavailable():
         raise RuntimeError(reason)
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    llvm.initialize_native_asmparser()
     levels = [*LEVELS[platform.machine()]]
+    common = RUNTIME.read_text(), _handlers(kernels, len(levels))
+    codes = [_compiled(levels[0], text) for text in common]
+    codes += [kernel[n] for n in range(len(levels)) for kernel in kernels.values()]
     with tempfile.TemporaryDirectory() as folder:
         folder, objects = pathlib.Path(folder), []
-
-        def compile_for(cpu: str, text: str):
-            target = llvm.Target.from_default_triple().create_target_machine(
-                cpu=cpu, opt=2, reloc="pic", jit=False
-            )
-            parsed = llvm.parse_assembly(text)
-            parsed.verify()
+        for code in codes:
             objects.append(folder / f"{len(objects)}.o")
-            objects[-1].write_bytes(target.emit_object(parsed))
-
-        compile_for(levels[0], RUNTIME.read_text())
-        compile_for(levels[0], _handlers(texts, len(levels)))
-        for n, cpu in enumerate(levels):
-            for name, text in texts.items():
-                compile_for(cpu, with_handler(text[n], f"{name}_{n}"))
+            objects[-1].write_bytes(code)
         exported = folder / "exported"
-        names = "; ".join([*texts, "eqfuse_kernels"])
+        names = "; ".join([*kernels, "eqfuse_kernels"])
         exported.write_text(f"{{ global: {names}; local: *; }};")
         command = [_linker(), "-shared", "-Bsymbolic", "-soname", file.name, "-z", "noexecstack"]
         command += ["-z", "defs", "--build-id=none", "--version-script", exported, "-o", file]

@@ -61,8 +61,8 @@ def zero(out) -> ad.Zero:
     return ad.Zero(jax.typeof(out).to_tangent_aval())
 
 
-def _along(function, places, arrays, params):
-    """Return a definition as a function of the operands at some places."""
+def along(function, places, arrays, params) -> tuple[Callable, list]:
+    """Return a definition as a function of the operands at some places, and these operands."""
 
     def restricted(*chosen):
         full = list(arrays)
@@ -70,7 +70,7 @@ def _along(function, places, arrays, params):
             full[n] = a
         return function(*full, **params)
 
-    return restricted
+    return restricted, [arrays[n] for n in places]
 
 
 def transpose_of(function, cotangents, arrays, **params):
@@ -78,7 +78,7 @@ def transpose_of(function, cotangents, arrays, **params):
     cotangents = [ad.instantiate_zeros(c) for c in cotangents]
     linear = [n for n, a in enumerate(arrays) if ad.is_undefined_primal(a)]
     avals = [arrays[n].aval.update(weak_type=False) for n in linear]
-    restricted = _along(function, linear, arrays, params)
+    restricted, _ = along(function, linear, arrays, params)
     results = iter(jax.linear_transpose(restricted, *avals)(cotangents))
     return [next(results) if ad.is_undefined_primal(a) else None for a in arrays]
 
@@ -88,8 +88,8 @@ def jvp_of(function):
 
     def rule(primals, tangents, **params):
         active = [n for n, t in enumerate(tangents) if type(t) is not ad.Zero]
-        restricted = _along(function, active, primals, params)
-        return jax.jvp(restricted, [primals[n] for n in active], [tangents[n] for n in active])
+        restricted, chosen = along(function, active, primals, params)
+        return jax.jvp(restricted, chosen, [tangents[n] for n in active])
 
     return rule
 

@@ -83,15 +83,7 @@ def _abstract(x, *arrays, call: Call):
 
 def _along(arrays, call: Call):
     """Return the definition as a function of the operands that have tangents, and these."""
-    places, arrays = call.places, list(arrays)
-
-    def function(*chosen):
-        full = list(arrays)
-        for n, a in zip(places, chosen, strict=True):
-            full[n] = a
-        return _definition(*full, call=call)
-
-    return function, [arrays[n] for n in places]
+    return rules.along(_definition, call.places, arrays, {"call": call})
 
 
 def _jvp(primals, tangents, *, call: Call):

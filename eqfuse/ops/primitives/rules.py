@@ -49,6 +49,93 @@ definitions: dict[Primitive, Callable] = {}
 """The functions that the primitives of `defined_primitive` stand for."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """The static arguments of one call of a definition, or of a derivative of it.
+
+    `derivatives` are tangents and transposes by turns: which operands of what comes before have a
+    tangent, then which of its outputs have a cotangent, and so on. A backward pass has two of them,
+    and that of a loss on forces, the gradient of a gradient, has four.
+
+    Operands are those of what comes before (a transpose: of what its tangent is of), then tangents
+    or cotangents, then integers. The definition has `num_operands` before its integers.
+    """
+
+    derivatives: tuple[tuple[bool, ...], ...] = dataclasses.field(default=(), kw_only=True)
+
+    @property
+    def counts(self) -> dict:
+        """Return the parameters of a form besides it."""
+        return {name: getattr(self, name) for name in ("num_rows", "num_nodes", "backend")}
+
+    @property
+    def is_tangent(self) -> bool:
+        return len(self.derivatives) % 2 == 1
+
+    @property
+    def before(self):
+        """Return what this is the tangent or the transpose of."""
+        return dataclasses.replace(self, derivatives=self.derivatives[:-1])
+
+    def then(self, chosen):
+        """Return the tangent along the chosen operands, or the transpose of the chosen outputs."""
+        return dataclasses.replace(self, derivatives=(*self.derivatives, tuple(chosen)))
+
+    def split(self, arrays) -> list:
+        """Return the operands, the tangents or cotangents, and the integers."""
+        if not self.derivatives:
+            return split(arrays, self.num_operands, 0)
+        along = self if self.is_tangent else self.before
+        return split(arrays, len(along.derivatives[-1]), sum(self.derivatives[-1]))
+
+
+def derivative(definition, arrays, call: Call) -> list:
+    """Return the outputs of a derivative, by the definition of what comes before."""
+    operands, others, integers = call.split(arrays)
+    if call.is_tangent:
+        places = [n for n, active in enumerate(call.derivatives[-1]) if active]
+        arrays = [*operands, *integers]
+        function, chosen = along(definition, places, arrays, {"call": call.before})
+        return jax.jvp(function, chosen, others)[1]
+
+    def linear(*tangents):
+        outputs = definition(*operands, *tangents, *integers, call=call.before)
+        return list(itertools.compress(outputs, call.derivatives[-1]))
+
+    chosen = itertools.compress(operands, call.before.derivatives[-1])
+    avals = [jax.typeof(array).update(weak_type=False) for array in chosen]
+    return list(jax.linear_transpose(linear, *avals)(others))
+
+
+def derived_primitive(name: str, definition, abstract, jvp) -> Primitive:
+    """Make a primitive of a definition and, by its `Call`, of derivatives of every order.
+
+    `abstract` is of the definition alone.
+    """
+
+    def abstract_of(*arrays, call: Call):
+        if call.is_tangent:
+            return abstract_of(*arrays, call=call.before)
+        if call.derivatives:
+            arrays = itertools.compress(arrays, call.before.derivatives[-1])
+            return [a.update(weak_type=False) for a in arrays]
+        return abstract(*arrays, call=call)
+
+    def transpose(cotangents, *arrays, call: Call):
+        operands, tangents, integers = call.split(arrays)
+        is_whole = not any(map(ad.is_undefined_primal, operands))
+        if not (call.is_tangent and is_whole and all(map(ad.is_undefined_primal, tangents))):
+            return transpose_of(definition, cotangents, arrays, call=call)
+        cotangents = given(cotangents)
+        reached = [c is not None for c in cotangents]
+        arrays = vary_alike([*operands, *itertools.compress(cotangents, reached), *integers])
+        results = primitive.bind(*arrays, call=call.then(reached))
+        return [None] * len(operands) + list(results) + [None] * len(integers)
+
+    primitive = defined_primitive(name, definition, abstract_of, jvp=jvp, transpose=transpose)
+    return primitive
+
+
 def split(arrays, *sizes: int) -> list:
     """Return parts of these sizes, and the rest, such as index arrays."""
     ends = list(itertools.accumulate(sizes, initial=0))

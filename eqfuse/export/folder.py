@@ -110,12 +110,7 @@ def export_folder(
     how = {"backend": backend, "radial": radial, "dispersion": dispersion}
     network = Network(run, which=which, dtype=dtype, **how)
     network.require_alone("an exported folder")
-    try:
-        elements = [atomic_numbers[t] for t in types] or list(network.species)
-        species = np.array([network.species.index(z) for z in elements], np.int32)
-    except (KeyError, ValueError):
-        known = " ".join(chemical_symbols[z] for z in network.species)
-        raise ConfigError(f"types are {' '.join(types)}, and the network knows {known}") from None
+    elements, species = _elements(network, types)
     exchange = exchange or (engine == "lammps" and _layers(network) > 1)
     if exchange and target != "cpu":
         raise ConfigError(
@@ -169,6 +164,16 @@ def export_folder(
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from error
     return folder
+
+
+def _elements(network: Network, types) -> tuple[list[int], np.ndarray]:
+    """Return the atomic numbers of types, and their species; all of the network without types."""
+    try:
+        elements = [atomic_numbers[t] for t in types] or list(network.species)
+        return elements, np.array([network.species.index(z) for z in elements], np.int32)
+    except (KeyError, ValueError):
+        known = " ".join(chemical_symbols[z] for z in network.species)
+        raise ConfigError(f"types are {' '.join(types)}, and the network knows {known}") from None
 
 
 def _layers(network: Network) -> int:

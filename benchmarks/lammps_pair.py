@@ -141,7 +141,8 @@ def main():
             cells_of = " | ".join("{:.1f} ({:.1f} to {:.1f})".format(*t) for t in times)
             last = rows[-1]
             halo = f"{last['atoms']:.0f}, {last['ghosts']:.0f}" if "MB" in last else ""
-            sent = f"{last['MB'] / (options.steps + 1):.2f}" if "MB" in last else ""
+            count = options.steps + 4  # 3 steps before, and the forces that they start with
+            sent = f"{last['MB'] / count:.2f}" if "MB" in last else ""
             memory = f"{last['memory']:,.0f}" if "memory" in last else ""
             print(
                 f"| {len(atoms):,} | {way} | {cells_of} | {halo} | {sent} | {memory} |", flush=True

@@ -83,7 +83,7 @@ def keep(tables: Tables, run):
 def _folder(run) -> Path:
     """Return RUN/tables, also of a head, which is a file in a folder of RUN."""
     path = Path(run).expanduser().absolute()
-    return (path.parents[1] if path.is_file() else path) / "tables"
+    return (path.parent.parent if path.is_file() else path) / "tables"
 
 
 def measured(potential, variables, bound: float) -> Tables:

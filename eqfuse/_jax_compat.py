@@ -45,12 +45,3 @@ def same_source(source_info):
 def num_scan_constants(params: dict) -> int:
     """Return the number of operands that every step of a `scan` gets; a tree in JAX 0.12."""
     return params["num_consts"] if "num_consts" in params else len(params["ft_in"].unpack()[0])
-
-
-def portable_artifact(text: str) -> bytes:
-    """Return MLIR as bytes that later versions of XLA read, as `jax.export` writes them."""
-    from jaxlib.mlir.dialects import stablehlo
-
-    window = stablehlo.StablehloCompatibilityRequirement.WEEK_4  # as jax.export
-    version = stablehlo.get_version_from_compatibility_requirement(window)
-    return stablehlo.serialize_portable_artifact_str(text, version)

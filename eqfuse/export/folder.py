@@ -25,11 +25,11 @@ import jax.numpy as jnp
 import numpy as np
 from ase.data import atomic_numbers, chemical_symbols
 
-from eqfuse import __version__, _jax_compat
+from eqfuse import __version__
 from eqfuse.export.exchange import exchanging, fetch
 from eqfuse.export.plugin import find_headers, find_pjrt, write_plugin
 from eqfuse.export.program import RADIAL, of_vectors
-from eqfuse.export.sizes import programs_of
+from eqfuse.export.sizes import portable_artifact, programs_of
 from eqfuse.inference.network import Network
 from eqfuse.models import Allegro
 from eqfuse.ops import Edges
@@ -328,7 +328,7 @@ def _write_programs(part: Path, network: Network, sizes, widths, kernels, *, eng
         return text
 
     for size, text in zip(sizes, programs_of(sizes, lower), strict=True):
-        (part / _name(size)).write_bytes(_jax_compat.portable_artifact(text))
+        (part / _name(size)).write_bytes(portable_artifact(text))
 
 
 def _program(network: Network, widths, with_weights: bool, size):

@@ -7,6 +7,8 @@ are the same text with other numbers.
 import re
 from collections.abc import Callable, Sequence
 
+from jaxlib.mlir.dialects import stablehlo
+
 _NUMBER = re.compile(r"(?<=[<x,: (\[])\d+(?=[x>,: )\]])")
 _MARK = re.compile(r"\{\{(\w+)\}\}")
 
@@ -53,3 +55,10 @@ def _marked(text: str, size) -> str:
 def _filled(text: str, size) -> str:
     numbers = _numbers(size)
     return _MARK.sub(lambda found: str(numbers[found[1]]), text)
+
+
+def portable_artifact(text: str) -> bytes:
+    """Return MLIR as bytes that later versions of XLA read, as `jax.export` writes them."""
+    window = stablehlo.StablehloCompatibilityRequirement.WEEK_4  # as jax.export
+    version = stablehlo.get_version_from_compatibility_requirement(window)
+    return stablehlo.serialize_portable_artifact_str(text, version)

@@ -1,6 +1,7 @@
-"""Properties of a material by any calculator of ASE, for teacher and student alike."""
+"""Properties of a material by any calculator of ASE, and the time of its steps."""
 
 import tempfile
+import time
 from collections.abc import Sequence
 
 import ase
@@ -12,6 +13,7 @@ from ase.neighborlist import neighbor_list
 from ase.optimize import FIRE
 from ase.phonons import Phonons
 
+_CALLS = 9
 _MOVE = 0.01  # Å, of differences of forces
 _STRAIN = 0.005
 _VOLUMES = 0.06  # of that of the minimum, to either side
@@ -22,6 +24,18 @@ POINTS |= {"111": (0.5, 0.5, 0.5)}
 """Gamma, and points of the zone boundary, in reciprocal lattice vectors."""
 
 
+def seconds(calculators: Sequence, atoms: ase.Atoms) -> list[float]:
+    """Return the time of a step of each calculator: the fastest of nine calls in turns, s."""
+    rng, frame, times = np.random.default_rng(0), atoms.copy(), []
+    for _ in range(_CALLS + 1):
+        frame.positions += 0.01 * rng.normal(size=frame.positions.shape)
+        for calculator in calculators:
+            start = time.perf_counter()
+            calculator.get_forces(frame)
+            times.append(time.perf_counter() - start)
+    return np.reshape(times, (-1, len(calculators)))[1:].min(axis=0).tolist()  # the first compiles
+
+
 def relaxed(atoms: ase.Atoms, calculator, *, cell: bool) -> ase.Atoms:
     """Return a copy with the calculator, whose atoms, and cell if asked for, are in a minimum."""
     atoms = atoms.copy()
@@ -30,8 +44,34 @@ def relaxed(atoms: ase.Atoms, calculator, *, cell: bool) -> ase.Atoms:
     return atoms
 
 
-def energy_volume(minimum: ase.Atoms) -> dict:
-    """Return energies (eV/atom) by volume (Å^3/atom), and a fit by Birch and Murnaghan (GPa).
+def of_minimum(atoms: ase.Atoms, calculator, names: Sequence[str], *, crystal: bool):
+    """Return properties of the nearest minimum: numbers by name, and curves by title and axes.
+
+    Args:
+      names: of "volume", "elastic" and "phonons".
+      crystal: whether the cell is relaxed; without, there are frequencies only.
+    Returns:
+      {name, unit: number}, {(title, x axis, y axis): (x, y)}.
+    """
+    minimum, numbers, curves = relaxed(atoms, calculator, cell=crystal), {}, {}
+    if crystal and "volume" in names:
+        numbers, volumes, energies = energy_volume(minimum)
+        title = "Energy by volume", "volume (Å³/atom)", "energy (eV/atom)"
+        curves[title] = volumes, energies - energies.min()
+    if crystal and "elastic" in names:
+        c = elastic_constants(minimum)
+        for i, j in ((0, 0), (1, 1), (2, 2), (0, 1), (0, 2), (1, 2), (3, 3), (4, 4), (5, 5)):
+            numbers[f"C{i + 1}{j + 1}, GPa"] = c[i, j]
+    for point, values in frequencies(minimum).items() if "phonons" in names else ():
+        numbers[f"lowest frequency at {point}, THz"] = values[0]
+        numbers[f"highest frequency at {point}, THz"] = values[-1]
+        title = f"Frequencies at {point}", "in order", "frequency (THz)"
+        curves[title] = np.arange(1, len(values) + 1), values
+    return numbers, curves
+
+
+def energy_volume(minimum: ase.Atoms) -> tuple[dict, np.ndarray, np.ndarray]:
+    """Return a fit by Birch and Murnaghan, volumes (Å^3/atom) and energies (eV/atom).
 
     Args:
       minimum: a crystal with a calculator; its shape and scaled positions stay.
@@ -39,8 +79,8 @@ def energy_volume(minimum: ase.Atoms) -> dict:
     eos = calculate_eos(minimum, npoints=7, eps=_VOLUMES)
     eos.eos_string = "birchmurnaghan"
     volume, _, bulk = eos.fit()
-    known = {"volume": volume / len(minimum), "bulk_modulus": bulk / units.GPa}
-    return known | {"volumes": eos.v / len(minimum), "energies": eos.e / len(minimum)}
+    fit = {"volume, Å³/atom": volume / len(minimum), "bulk modulus, GPa": bulk / units.GPa}
+    return fit, np.array(eos.v) / len(minimum), np.array(eos.e) / len(minimum)
 
 
 def elastic_constants(minimum: ase.Atoms) -> np.ndarray:
@@ -50,8 +90,8 @@ def elastic_constants(minimum: ase.Atoms) -> np.ndarray:
       minimum: a crystal without stress, with a calculator that has a stress.
     """
     stresses = np.zeros((2, 6, 6))
-    for k, (i, j) in enumerate([(0, 0), (1, 1), (2, 2), (1, 2), (0, 2), (0, 1)]):
-        for side, sign in enumerate((1, -1)):
+    for side, sign in enumerate((1, -1)):
+        for k, (i, j) in enumerate([(0, 0), (1, 1), (2, 2), (1, 2), (0, 2), (0, 1)]):
             strain = np.zeros((3, 3))
             strain[i, j] += sign * _STRAIN / 2
             strain[j, i] += sign * _STRAIN / 2  # engineering: a shear is twice its element
@@ -65,11 +105,8 @@ def elastic_constants(minimum: ase.Atoms) -> np.ndarray:
 def frequencies(minimum: ase.Atoms) -> dict[str, np.ndarray]:
     """Return the frequencies at Gamma and, of a crystal, at points of the zone boundary, THz.
 
-    They are those of `ase.phonons`, of a crystal in a cell of twice its vectors, in which `POINTS`
-    are exact. An imaginary one is negative.
-
-    Args:
-      minimum: with a calculator; its forces vanish.
+    They are those of `ase.phonons` in a cell of twice the vectors, in which `POINTS` are exact. An
+    imaginary one is negative.
     """
     repeat, atoms = tuple(np.where(minimum.pbc, 2, 1).tolist()), minimum.copy()
     atoms.cell = atoms.cell.complete()
@@ -81,6 +118,15 @@ def frequencies(minimum: ase.Atoms) -> dict[str, np.ndarray]:
         phonons.read(acoustic=False, symmetrize=1)
     found = _THZ * phonons.band_structure([*points.values()], verbose=False)
     return dict(zip(points, found, strict=True))
+
+
+def of_frames(frames: Sequence[ase.Atoms], pressure: float | None) -> tuple[dict, np.ndarray]:
+    """Return densities of frames of dynamics at a pressure, GPa, and the radial distribution."""
+    densities, numbers = [*map(density, frames)] if pressure is not None else [], {}
+    if densities:
+        numbers[f"density at {pressure:g} GPa, g/cm³"] = np.mean(densities)
+        numbers["its standard deviation"] = np.std(densities)
+    return numbers, radial_distribution(frames)
 
 
 def radial_distribution(frames: Sequence[ase.Atoms]) -> tuple[np.ndarray, np.ndarray]:

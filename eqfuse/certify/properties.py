@@ -14,6 +14,7 @@ from ase.optimize import FIRE
 from ase.phonons import Phonons
 
 _CALLS = 9
+_GAP = 6.0  # Å, of vacuum
 _MOVE = 0.01  # Å, of differences of forces
 _STRAIN = 0.005
 _VOLUMES = 0.06  # of that of the minimum, to either side
@@ -22,6 +23,19 @@ _THZ = units._e / units._hplanck * 1e-12  # of eV
 POINTS = {"Gamma": (0, 0, 0), "100": (0.5, 0, 0), "010": (0, 0.5, 0), "001": (0, 0, 0.5)}
 POINTS |= {"111": (0.5, 0.5, 0.5)}
 """Gamma, and points of the zone boundary, in reciprocal lattice vectors."""
+
+
+def is_dense(atoms: ase.Atoms) -> bool:
+    """Test whether a structure is periodic in three directions, and has no vacuum of 6 Å or more.
+
+    Others, such as slabs, have no volume of their own, and are not simulated at a pressure.
+    """
+    if not atoms.pbc.all():
+        return False
+    places = np.sort(atoms.get_scaled_positions(), axis=0)
+    gaps = np.diff(places, axis=0, append=places[:1] + 1).max(axis=0)
+    heights = 1 / np.linalg.norm(atoms.cell.reciprocal().array, axis=1)
+    return bool((gaps * heights < _GAP).all())
 
 
 def seconds(calculators: Sequence, atoms: ase.Atoms) -> list[float]:
@@ -44,16 +58,16 @@ def relaxed(atoms: ase.Atoms, calculator, *, cell: bool) -> ase.Atoms:
     return atoms
 
 
-def of_minimum(atoms: ase.Atoms, calculator, names: Sequence[str], *, crystal: bool):
-    """Return properties of the nearest minimum: numbers by name, and curves by title and axes.
+def of_minimum(atoms: ase.Atoms, calculator, names: Sequence[str]) -> tuple[dict, dict]:
+    """Return properties of the nearest minimum: "volume", "elastic" and "phonons", if named.
 
-    Args:
-      names: of "volume", "elastic" and "phonons".
-      crystal: whether the cell is relaxed; without, there are frequencies only.
+    The cell of what is not dense does not relax, and it has frequencies only.
+
     Returns:
       {name, unit: number}, {(title, x axis, y axis): (x, y)}.
     """
-    minimum, numbers, curves = relaxed(atoms, calculator, cell=crystal), {}, {}
+    crystal, numbers, curves = is_dense(atoms), {}, {}
+    minimum = relaxed(atoms, calculator, cell=crystal)
     if crystal and "volume" in names:
         numbers, volumes, energies = energy_volume(minimum)
         title = "Energy by volume", "volume (Å³/atom)", "energy (eV/atom)"
@@ -124,8 +138,8 @@ def of_frames(frames: Sequence[ase.Atoms], pressure: float | None) -> tuple[dict
     """Return densities of frames of dynamics at a pressure, GPa, and the radial distribution."""
     densities, numbers = [*map(density, frames)] if pressure is not None else [], {}
     if densities:
-        numbers[f"density at {pressure:g} GPa, g/cm³"] = np.mean(densities)
-        numbers["its standard deviation"] = np.std(densities)
+        numbers[f"density at {pressure:g} GPa, g/cm³"] = float(np.mean(densities))
+        numbers["its standard deviation"] = float(np.std(densities))
     return numbers, radial_distribution(frames)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import ase
 import numpy as np
-from ase.data import chemical_symbols
 
 import eqfuse
 from eqfuse import plots
@@ -20,12 +19,12 @@ from eqfuse.data.readers.ase_files import of_atoms
 from eqfuse.distill import sampling
 from eqfuse.distill.rounds import KINDS
 from eqfuse.inference.predict import predict
+from eqfuse.md.langevin import timestep_of
 from eqfuse.runs import page
 from eqfuse.runs.files import write_whole
 from eqfuse.runs.log import machine, say
 
-FORMAT = 4
-"""Of the JSON."""
+FORMAT = 4  # of the JSON
 _MOST_ATOMS = 48  # of a structure whose minimum, elastic constants and phonons are computed
 _EVERY = 10  # steps between frames of the dynamics that are compared
 _CHECKED = 0.2  # ps of NVE in `eqfuse check`
@@ -46,11 +45,11 @@ def dynamic(of, calculator) -> tuple[dict, dict]:
     """Return density (at a pressure) and radial distribution at the lowest temperature."""
     settings, cell, numbers, frames = of.settings, of.cells[0], {}, []
     rng, low = np.random.default_rng([settings.seed, 1]), settings.kelvin[0]
-    pressure, timestep = settings.gpa[0] if of.has_stress else None, sampling.timestep_of(cell)
+    pressure, timestep = settings.gpa[0] if of.has_stress else None, timestep_of(cell)
     count = max(int(1000 * settings.picoseconds / timestep) // _EVERY, 1)
     at = sampling.Conditions(low, pressure, count, _EVERY, timestep)
-    start = sampling.rattled(cell, rng, 0.0, 0.01)
-    for frame, why, _ in sampling.trajectory(start, calculator, at, rng, sampling.Limits()):
+    given = sampling.rattled(cell, rng, 0.0, 0.01), calculator, at, rng, sampling.Limits()
+    for frame, why, _ in sampling.trajectory(*given):
         frames += [] if why else [frame]
         numbers |= {"stopped": why} if why else {}
     numbers[f"steps of dynamics at {low:g} K"] = len(frames) * _EVERY
@@ -64,7 +63,7 @@ def dynamic(of, calculator) -> tuple[dict, dict]:
 
 def coverage(frames: Sequence[ase.Atoms]) -> dict:
     """Return the range of what a student was trained on; anything else is extrapolation."""
-    dense = [*filter(sampling.is_dense, frames)]
+    dense = [*filter(properties.is_dense, frames)]
     ranges = {
         "temperature_k": [a.info["temperature_k"] for a in frames if "temperature_k" in a.info],
         "density_g_per_cm3": [*map(properties.density, dense)],
@@ -99,12 +98,9 @@ def certify(of, measured: dict) -> dict:
     say("certificate: properties of teacher and student")
     both, curves = {"teacher": {}, "student": {}}, {}
     for (name, own), calculator in zip(both.items(), (of.teacher, student), strict=True):
-        parts, crystal = [], sampling.is_dense(start)
-        if len(start) <= _MOST_ATOMS:
-            given = start, calculator, settings.properties
-            parts.append(properties.of_minimum(*given, crystal=crystal))
-        if "dynamics" in settings.properties:
-            parts.append(dynamic(of, calculator))
+        given, small = (start, calculator, settings.properties), len(start) <= _MOST_ATOMS
+        parts = [properties.of_minimum(*given)] if small else []
+        parts += [dynamic(of, calculator)] if "dynamics" in settings.properties else []
         for numbers, drawn in parts:
             own |= numbers
             for title, line in drawn.items():
@@ -116,8 +112,7 @@ def certify(of, measured: dict) -> dict:
     report.rows += check.rows()
     report.write(run / "check.html", None)
     known |= {"check": report.verdict, "checks": report.as_json()["checks"]}
-    text = json.dumps(known, indent=1, default=float)  # of NumPy's numbers
-    write_whole(run / "certificate.json", text + "\n")
+    write_whole(run / "certificate.json", json.dumps(known, indent=1))
     write_whole(run / "certificate.html", _page(run, known, _pictures(tested, predicted, curves)))
     return known
 
@@ -144,7 +139,7 @@ def _page(run, known: dict, pictures: dict[str, str]) -> str:
         "aims missed" if missed else "aims met": "; ".join(missed) or "all",
         "the student is": f"{slow / fast:.1f} times as fast as its teacher, {known['teacher']}",
         f"step of {atoms} atoms": f"{1e3 * slow:.3g} ms teacher, {1e3 * fast:.3g} ms student",
-        "labels": ", ".join(f"{name} {count}" for name, count in known["frames"].items()),
+        "frames": ", ".join(f"{name} {count}" for name, count in known["frames"].items()),
         "minutes": _text(known["minutes"]),
         "eqfuse check": f"{known['check']}; see check.html",
         **known["machine"],
@@ -154,8 +149,6 @@ def _page(run, known: dict, pictures: dict[str, str]) -> str:
     names = dict.fromkeys([*both["teacher"], *both["student"]])
     compared = [[name, *(_text(own.get(name)) for own in both.values())] for name in names]
     ranges = [(name, _text(value)) for name, value in known["trained_on"].items()]
-    others = len({*chemical_symbols[1:104]} - {*known["trained_on"]["elements"]})
-    beyond = f"<p>It was not trained beyond these ranges, nor on {others} other elements.</p>"
     use = (
         f"eqfuse md {run} START.xyz ensemble=langevin"
         f"  # warns where the spread of an atom is above {known['spread_limit_ev']:g} eV\n"
@@ -163,7 +156,7 @@ def _page(run, known: dict, pictures: dict[str, str]) -> str:
     )
     sections = {
         "Errors of frames that it was not trained on": page.table(errors, (), "numbers"),
-        "What it was trained on": page.table(ranges) + beyond,
+        "What it was trained on; all else is extrapolation": page.table(ranges),
         "Properties": page.table([("", *both), *compared]),
         **pictures,
         "Use it": page.lines(use),

@@ -12,8 +12,7 @@ from eqfuse.runs.errors import CheckpointError, ConfigError
 from eqfuse.runs.schema import NOT_NEGATIVE, POSITIVE, Range, require, setting, word
 
 PROPERTIES = ("volume", "elastic", "phonons", "dynamics")
-CHANGEABLE = ("labels", "minutes", "forces", "energy")
-"""What `resume=` takes besides."""
+CHANGEABLE = ("labels", "minutes", "forces", "energy")  # what resume= takes besides
 SETTINGS = "distill/settings.json"
 _ENOUGH = Range(lambda value: value >= 12, "12 or more, of which four validate")
 

@@ -2,10 +2,8 @@
 
 A round takes labels from dynamics of the teacher and from strained and rattled cells, trains the
 student, and measures its errors on new trajectories of the teacher, which are never trained on, and
-on its own, which later rounds train on. Nothing is trained on those of the last student.
-
-Frames are kept as they come, and each trajectory and round that is done has a row in a table. All
-decisions follow from these files: an interrupted distillation goes on to the same labels.
+on its own, which later rounds train on. All decisions follow from the files of its folder, in which
+frames are kept as they come: an interrupted distillation goes on to the same labels.
 """
 
 import csv
@@ -22,6 +20,7 @@ import ase.io
 import numpy as np
 
 import eqfuse
+from eqfuse.certify.properties import is_dense
 from eqfuse.distill import sampling
 from eqfuse.distill.command import SETTINGS, Distill
 from eqfuse.distill.sampling import RATTLE, RATTLED, STRAIN, Limits, cells_of
@@ -93,12 +92,12 @@ class Distillation:
 
     @functools.cached_property
     def has_stress(self) -> bool:
-        """Return True if the teacher gives a stress of the material, see `sampling.is_dense`."""
+        """Return True if the teacher gives a stress of the material, see `is_dense`."""
         try:
             first = labelled(self.starts[0], self.teacher)
         except Exception as error:  # of any calculator
             raise TrainingFailed(f"the teacher fails at the first structure: {error}") from error
-        return sampling.is_dense(first) and "stress" in first.calc.results
+        return is_dense(first) and "stress" in first.calc.results
 
     def run(self) -> Path:
         """Do all rounds, train the last student, and write the certificate.
@@ -176,10 +175,7 @@ class Distillation:
         return shutil.copytree(run, self.folder, dirs_exist_ok=True)
 
     def _measured(self, name: str, number: int, run: Path) -> dict:
-        """Run trajectories of a student; say its errors on them and on new ones, of its round.
-
-        The new ones of the last student are those of all rounds.
-        """
+        """Run trajectories of a student; say its errors on them and on new ones (last: all)."""
         stopped = self._sample(name, number, run)
         row = {"labels": sum(len(self.frames(kind)) for kind in KINDS), "stopped": len(stopped)}
         text = f"{row['labels']} labels"

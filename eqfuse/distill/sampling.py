@@ -5,26 +5,21 @@ from typing import NamedTuple
 
 import ase
 import numpy as np
-from ase import units
 from ase.data import covalent_radii
-from ase.md.langevinbaoab import LangevinBAOAB
-from ase.md.velocitydistribution import thermalize_momenta
 from ase.neighborlist import neighbor_list
 
+from eqfuse.certify.properties import is_dense
 from eqfuse.data import DataError
 from eqfuse.distill.teacher import labelled
 from eqfuse.inference.network import Network
 from eqfuse.inference.predict import predict
+from eqfuse.md.langevin import langevin, timestep_of
 
-RATTLED = 8
-"""One of so many labels is a strained and rattled cell."""
-STRAIN, RATTLE = 0.03, 0.05
-"""Standard deviations of random strains, and of random moves of atoms, Å."""
-APART = 40.0
-"""fs between labels of a trajectory: nearer ones are alike, and cost as much to train on."""
+RATTLED = 8  # one of so many labels is a strained and rattled cell
+STRAIN, RATTLE = 0.03, 0.05  # standard deviations of strains, and of moves of atoms, Å
+APART = 40.0  # fs between labels of a trajectory: nearer ones are alike
 _LEAST = 0.01  # Å, of random moves
-_VACUUM, _GAP = 10.0, 6.0  # Å: of a surface that is made, and that makes a cell no crystal
-_THERMOSTAT_TIME, _PRESSURE_TIME = 100.0, 500.0  # fs
+_VACUUM = 10.0  # Å, of a surface
 
 
 def closeness(atoms: ase.Atoms) -> float:
@@ -54,8 +49,7 @@ class Limits(NamedTuple):
         force = max(np.linalg.norm(a.get_forces(), axis=1).max() for a in labels)
         volumes = [a.get_volume() / len(a) for a in filter(is_dense, labels)]
         volume = 0.95 * min(volumes, default=0.0), 1.05 * max(volumes, default=np.inf)
-        near = 0.9 * min(map(closeness, labels))
-        return cls(near, max(1.5 * float(force), 5.0), volume, network)
+        return cls(0.9 * min(map(closeness, labels)), max(1.5 * force, 5.0), volume, network)
 
     def passed(self, frame: ase.Atoms) -> str:
         """Return the limit that a frame with results passes, or ""."""
@@ -71,19 +65,6 @@ class Limits(NamedTuple):
         volume = frame.get_volume() / len(frame) if is_dense(frame) else self.volume[0]
         ok = self.volume[0] <= volume <= self.volume[1]
         return "" if ok else f"a volume of {volume:.3g} Å³ per atom"
-
-
-def is_dense(atoms: ase.Atoms) -> bool:
-    """Test whether a structure is periodic in three directions, and has no vacuum of 6 Å or more.
-
-    Others, such as slabs, have no volume of their own, and are not simulated at a pressure.
-    """
-    if not atoms.pbc.all():
-        return False
-    places = np.sort(atoms.get_scaled_positions(), axis=0)
-    gaps = np.diff(places, axis=0, append=places[:1] + 1).max(axis=0)
-    heights = 1 / np.linalg.norm(atoms.cell.reciprocal().array, axis=1)
-    return bool((gaps * heights < _GAP).all())
 
 
 def cells_of(starts: Sequence[ase.Atoms], atoms: int, defects=(), seed: int = 0):
@@ -155,18 +136,11 @@ class Conditions(NamedTuple):
     checks: int = 1  # of the limits, from frame to frame
 
 
-def timestep_of(atoms: ase.Atoms) -> float:
-    """Return a usual time step, fs: 0.5 with hydrogen, 1 with elements up to neon, 2 beyond."""
-    lightest = atoms.numbers.min()
-    return 0.5 if lightest == 1 else 1.0 if lightest <= 10 else 2.0
-
-
 def conditions(of, name: str, number: int, k: int) -> tuple[int, Conditions]:
     """Return the cell and the conditions of a trajectory of an `eqfuse.distill.rounds` round.
 
-    Temperatures are over the range. Crystals and liquids are at a pressure in the first round, so
-    that later ones have their volume, and then in every other trajectory. New trajectories are half
-    as long as those of labels, and the student's own twice.
+    Crystals and liquids are at a pressure in the first round, so that later ones have their volume,
+    then in every other trajectory. New ones are half as long as those of labels, own ones twice.
     """
     settings, which, count = of.settings, (k + number) % len(of.cells), of.settings.trajectories
     cell, (low, high), (least, most) = of.cells[which], settings.kelvin, settings.gpa
@@ -193,24 +167,18 @@ def trajectory(
     """
     atoms, dynamics = atoms.copy(), None
     atoms.calc = calculator
-    kelvin = {"temperature_K": at.temperature}
-    thermalize_momenta(atoms, rng=rng, **kelvin)
-    constant = {"T_tau": _THERMOSTAT_TIME * units.fs, "rng": rng, **kelvin}
-    if at.pressure is not None:
-        constant |= {"externalstress": -at.pressure * units.GPa, "hydrostatic": True}
-        constant["P_tau"] = _PRESSURE_TIME * units.fs
-        constant["P_mass"] = (_PRESSURE_TIME / 6.64 * len(atoms) ** (1 / 6)) ** 2  # ASE's rule
+    given = at.temperature, at.pressure, at.timestep
     for number in range(1, at.frames * at.checks + 1):
         failed = False
         try:
-            dynamics = dynamics or LangevinBAOAB(atoms, at.timestep * units.fs, **constant)
+            dynamics = dynamics or langevin(atoms, *given, rng)
             dynamics.run(at.every // at.checks)
             frame = labelled(atoms, calculator)
             why = limits.passed(frame)
         except Exception as error:  # of any calculator, and of atoms that flew apart
             why, failed = f"{type(error).__name__}: {error}".splitlines()[0], True
         frame = atoms.copy() if why else frame
-        del frame.arrays["momenta"]
+        frame.arrays.pop("momenta", None)
         frame.info["temperature_k"] = at.temperature
         if why or number % at.checks == 0:
             yield frame, why, failed

@@ -66,7 +66,6 @@ def train(folder: Path, labels, atoms, settings: str, steps: int, *, seed=0, sta
     """Train a student, continue that which was interrupted, and fit its spread; return the run.
 
     Args:
-      folder: of the round, to which train.xyz and val.xyz are written; the run is in it.
       labels: frames with energy, forces and perhaps stress; one of eight validates in all rounds.
       atoms: isolated atoms with their energies, the references; [] to fit these.
       settings: of the network, as `eqfuse train` takes them.
@@ -94,10 +93,7 @@ def train(folder: Path, labels, atoms, settings: str, steps: int, *, seed=0, sta
 
 
 def errors_of(frames: Sequence[ase.Atoms], predicted: Sequence) -> dict:
-    """Return the errors of all frames, see `error_table`, with the RMS of the spread of forces.
-
-    Its square is that of a component, as that of the errors, and not of a vector.
-    """
+    """Return `error_table`'s row of all frames, with the RMS of the spread of force components."""
     row = error_table([*map(of_atoms, frames)], predicted)[0]
     spreads = np.concatenate([p.spread.forces for p in predicted])
     return row | {"spread_mev_per_a": 1e3 * float(np.sqrt(np.mean(spreads**2) / 3))}

@@ -30,11 +30,7 @@ def open_teacher(name: str, *, python: str | None = None, head: str | None = Non
 
 
 def labelled(atoms: ase.Atoms, calculator) -> ase.Atoms:
-    """Return a copy with energy, forces and, in a periodic cell, the stress of a calculator.
-
-    Raises:
-      CalculationFailed: a number that is not finite; and what the calculator raises.
-    """
+    """Return a copy with energy, forces and, in a cell, stress; CalculationFailed if not finite."""
     results = compute(calculator, atoms)
     if not all(np.isfinite(value).all() for value in results.values()):
         raise CalculationFailed("energy, forces or stress are not finite")

@@ -88,7 +88,7 @@ def test_density_of_copper():
 @pytest.mark.slow
 def test_properties_are_those_of_the_calculator():
     numbers, curves = properties.of_minimum(
-        ase.build.bulk("Cu", a=3.8), Twice(), ("elastic", "volume"), crystal=True
+        ase.build.bulk("Cu", a=3.8), Twice(), ("elastic", "volume")
     )
     minimum = properties.relaxed(ase.build.bulk("Cu"), EMT(), cell=True)
     expected = properties.elastic_constants(minimum)
@@ -110,9 +110,7 @@ class Twice(EMT):
 
 def test_molecule_has_frequencies_and_no_elastic_constants():
     pair = ase.Atoms("Cu2", [(0, 0, 0), (0, 0, 2.3)])
-    numbers, curves = properties.of_minimum(
-        pair, EMT(), ("volume", "elastic", "phonons"), crystal=False
-    )
+    numbers, curves = properties.of_minimum(pair, EMT(), ("volume", "elastic", "phonons"))
     assert {*numbers} == {f"{n} frequency at Gamma, THz" for n in ("lowest", "highest")}
     [(order, values)] = curves.values()
     assert len(order) == len(values) == 6

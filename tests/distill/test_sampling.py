@@ -9,6 +9,7 @@ from ase.calculators.emt import EMT
 from ase.calculators.lj import LennardJones
 from ase.data import covalent_radii
 
+from eqfuse.certify.properties import is_dense
 from eqfuse.data import DataError
 from eqfuse.distill import sampling
 from eqfuse.distill.sampling import (
@@ -16,12 +17,11 @@ from eqfuse.distill.sampling import (
     Limits,
     cells_of,
     closeness,
-    is_dense,
     rattled,
-    timestep_of,
     trajectory,
 )
 from eqfuse.distill.teacher import labelled
+from eqfuse.md.langevin import timestep_of
 from tests.distill.calculators import Failing
 
 SHORT = Conditions(temperature=300.0, pressure=None, frames=4, every=5, timestep=2.0)

@@ -83,17 +83,7 @@ def neighbor_list(
         raise ImportError('eqfuse.jax_md needs jax-md: pip install "eqfuse[jaxmd]"') from error
 
     network = Network(run, dtype=dtype, backend=backend, dispersion=dispersion)
-    network.require_no_dispersion("eqfuse.jax_md")
-    is_charged = network.module.potential.long_range is not None
-    if (network.dtype == "float64" or is_charged) and not jax.config.jax_enable_x64:
-        raise ValueError(
-            f"the network {'sums charges' if is_charged else 'computes'} in float64, which JAX has "
-            "disabled: set jax_enable_x64" + ("" if is_charged else ', or give dtype="float32"')
-        )
-    if charge and network.charge_key is None:
-        raise ValueError(f"the network reads no total charge, got charge={charge:g}")
-    if numbers is None and len(network.species) > 1:
-        raise ValueError(f"give numbers=: the network knows several elements, {network.species}")
+    _check(network, numbers, charge)
     if neighbor_kwargs.setdefault("format", partition.Sparse) is not partition.Sparse:
         raise ValueError("the list must have format=jax_md.partition.Sparse, with both directions")
     is_periodic = _periodic_directions(displacement, box, fractional_coordinates)
@@ -104,16 +94,13 @@ def neighbor_list(
         partition, narrow, (displacement, box, network.cutoff), dr_threshold, neighbor_kwargs
     )
     index = None if numbers is None else species_index(numbers, network.species)
-    far = None
-    if is_charged:
-        transform = space.transform if fractional_coordinates else lambda _, R: R
-        far = _charges(network, (np.asarray(box, float), is_periodic), transform, charge)
+    transform = space.transform if fractional_coordinates else lambda _, R: R
+    far = _charges(network, (np.asarray(box, float), is_periodic), transform, charge)
 
     def energy_fn(R, neighbor, **kwargs):
-        count = R.shape[0]
-        species = np.zeros(count, np.int32) if index is None else index
-        if len(species) != count:
-            raise ValueError(f"there are {count} positions and {len(species)} numbers")
+        species = np.zeros(len(R), np.int32) if index is None else index
+        if len(species) != len(R):
+            raise ValueError(f"there are {len(R)} positions and {len(species)} numbers")
         difference = jax.vmap(functools.partial(displacement, **kwargs))
         vectors, edges, wrong = _edges(R, neighbor, difference, network)
         wrong |= jnp.any(narrow(kwargs.get("box", box)) > 0)
@@ -131,13 +118,30 @@ def neighbor_list(
     return neighbor_fn, energy_fn
 
 
+def _check(network: Network, numbers, charge: float):
+    """Refuse a network that cannot be computed, or not of these numbers and this charge."""
+    network.require_no_dispersion("eqfuse.jax_md")
+    is_charged = network.module.potential.long_range is not None
+    if (network.dtype == "float64" or is_charged) and not jax.config.jax_enable_x64:
+        raise ValueError(
+            f"the network {'sums charges' if is_charged else 'computes'} in float64, which JAX has "
+            "disabled: set jax_enable_x64" + ("" if is_charged else ', or give dtype="float32"')
+        )
+    if charge and network.charge_key is None:
+        raise ValueError(f"the network reads no total charge, got charge={charge:g}")
+    if numbers is None and len(network.species) > 1:
+        raise ValueError(f"give numbers=: the network knows several elements, {network.species}")
+
+
 def _charges(network: Network, of_cell: tuple, transform, charge: float):
     """Return a function to the energies of latent charges, [n] eV, which add up to theirs.
 
     It takes their scalars, R, and the `box` and `perturbation` that jax-md gives to displacements.
+    None is returned for a network without them.
     """
     first, is_periodic = of_cell
-    les = network.module.potential.long_range
+    if (les := network.module.potential.long_range) is None:
+        return None
     reach = network.reach(_lattice_vectors(first)[None], is_periodic, [1])  # refuses slabs
 
     def energies(scalars, R, box=first, perturbation=1.0, **_):

@@ -2,6 +2,7 @@
 
 import csv
 import io
+from functools import partial
 from pathlib import Path
 
 import matplotlib
@@ -9,6 +10,8 @@ import matplotlib.figure
 import matplotlib.ticker
 import numpy as np
 from ase.data import chemical_symbols
+
+from eqfuse.runs.files import write_whole
 
 _COLOURS = ("#0072b2", "#d55e00")  # blue and vermilion, which colour-blind readers distinguish
 _OF_ELEMENTS = (*_COLOURS, "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
@@ -230,15 +233,8 @@ def _save(figure, target):
     """Write the PNG to a file, which is whole or not there, or a binary file that is open."""
     content = io.BytesIO()
     figure.savefig(content, dpi=150)
-    if not isinstance(target, Path):
-        target.write(content.getvalue())
-        return
-    try:
-        target.write_bytes(content.getvalue())
-    except OSError as error:
-        error.filename = str(target)
-        target.unlink(missing_ok=True)
-        raise
+    write = partial(write_whole, target) if isinstance(target, Path) else target.write
+    write(content.getvalue())
 
 
 def _few_labels(axis):

@@ -261,12 +261,12 @@ def train(settings: dict, module, params, graph: Graph, labels):
     step, optimizer = training_step(module, flat, labels, lr=settings["lr"])
     report = settings["verbose"] and (lambda text: print(f"sequence   {text}", flush=True))
     step = ops.sequence(step, report=report)  # on a CPU, one native call
-    params = flat.flatten(params)
-    state = optimizer.init(params)
+    params = flat.flatten(jax.tree.map(np.asarray, params))  # a program for each leaf takes seconds
+    state, loss_of = jax.jit(optimizer.init)(params), jax.jit(cross_entropy)
     for count in range(limit + 1):
         # Loss and accuracy are those of the parameters before the step.
         new_params, state, values = step(params, state, graph)
-        loss = float(cross_entropy(values, labels))
+        loss = float(loss_of(values, labels))
         accuracy = float((np.argmax(values, axis=1) == labels).mean())
         if not np.isfinite(loss):
             raise TrainingFailed(f"the loss became {loss} in step {count}; try a smaller lr=")
@@ -274,7 +274,7 @@ def train(settings: dict, module, params, graph: Graph, labels):
         if count % 10 == 0 or done:
             print(f"step {count:4d}   loss {loss:8.4f}   accuracy {accuracy:6.1%}", flush=True)
         if done:
-            return flat.unflatten(params)
+            return flat.unflatten(np.asarray(params))
         params = new_params
     raise TrainingFailed(
         f"accuracy did not reach 100% in {limit} steps; try steps={2 * limit}, another seed= or lr="

@@ -20,7 +20,7 @@ ALLOWED = {
     "graph": "ops",
     "models": "ops graph models",
     "data": "ops graph data",
-    "plots": "",
+    "plots": "runs",
     "runs": "ops data models runs",
     "train": "ops graph models data plots runs train",
     "inference": "graph ops data models runs train plots inference",

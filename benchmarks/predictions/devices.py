@@ -1,7 +1,8 @@
 """Constants of the GPUs, the only ones that predictions use. A changed constant changes them all.
 
 Written down on 23 November 2026, before a kernel was changed for what they predict; the least time
-of a kernel, cold code and the matrix unit on 25 November. None was measured by this project.
+of a kernel, cold code and the matrix unit on 25 November. None was measured by this project but
+`host_launch`, on an H200 by `benchmarks.gpu_costs`.
 Sources:
 
 [data sheet] NVIDIA's data sheets and whitepapers of A100 (SXM, 80 GB), H100 (SXM) and H200 (SXM):
@@ -67,7 +68,7 @@ class Device:
     lanes: dict[str, int]
     latency: dict[str, int]
     launch: float = 1.5e-6  # [assumed]
-    host_launch: float = 4e-6  # [assumed]
+    host_launch: float = 3.8e-6
     least: float = 1e-6  # [assumed]
     least_matmul: float = 2.5e-6  # [assumed]
 

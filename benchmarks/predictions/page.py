@@ -39,8 +39,8 @@ def steps(results: list[dict]) -> list[str]:
     """Return the table of training steps, in the precision in which training multiplies."""
     lines = [
         "| training step | nodes, edges | radial functions | launches | H100, ms: lower bound | "
-        "predicted | of it cold code | H200, ms: predicted | kernels of eqfuse |",
-        "|---|---|---|---:|---:|---:|---:|---:|---:|",
+        "predicted | H200, ms: predicted | kernels of eqfuse |",
+        "|---|---|---|---:|---:|---:|---:|---:|",
     ]
     found = collections.defaultdict(dict)
     for result in _of(results, "tf32x3"):
@@ -50,13 +50,12 @@ def steps(results: list[dict]) -> list[str]:
             found[key][device.split()[0]] = result
     for (case, size, radial), devices in found.items():
         rows = devices["H100"]["breakdown"]  # kind, module, launches, seconds, bound
-        lower, h100, cold = (
-            sum(devices["H100"][f"{name}_seconds"].values())
-            for name in ("lower", "predicted", "cold")
+        lower, h100 = (
+            sum(devices["H100"][f"{name}_seconds"].values()) for name in ("lower", "predicted")
         )
         [h200] = devices["H200"]["predicted_seconds"].values()
         ours = sum(row[3] for row in rows if row[0] == "eqfuse") / h100
-        times = " | ".join(f"{1e3 * t:.3g}" for t in (lower, h100, cold, h200))
+        times = " | ".join(f"{1e3 * t:.3g}" for t in (lower, h100, h200))
         lines.append(
             f"| {MODELS[case]} | {size[0]:,}, {size[1]:,} | {RADIALS[radial]} | "
             f"{sum(row[2] for row in rows)} | {times} | {100 * ours:.0f} % |"

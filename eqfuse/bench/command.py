@@ -1,5 +1,6 @@
 """The command `eqfuse bench`, its jobs, and the process that runs them."""
 
+import collections
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -11,6 +12,7 @@ import shlex
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -55,6 +57,8 @@ PRODUCTS = (
     *(("mace-large", (512, 32_768)), ("mixed", (512, 32_768))),  # FlashTP's: 64 edges of each node
 )
 RESERVE_S, LEAST_S, MOST_S = 5, 20, 250  # to end the processes, and for a job, which may hang
+MOST_WORKERS, PROCESSORS_OF_ONE = 6, 2  # at a time; a worker compiles in threads
+IMPOSSIBLE = ("fused-gate-64-l2-always", "float64")  # refused: such a kernel would spill
 DRY = "a dry run on the CPU in tiny sizes: no number in it says anything about speed"
 DEVICE_ERRORS = ("XlaRuntimeError", "JaxRuntimeError")
 COLUMNS = {
@@ -84,9 +88,8 @@ class Job(NamedTuple):
 
 def jobs() -> list[Job]:
     found = [
-        *(Job("parity", name, REDUCED) for name in MAIN),
+        *(Job("parity", name, REDUCED) for name in (*MAIN, *PARITY)),
         *(Job("kernels", name, LARGE) for name in MAIN),
-        *(Job("parity", name, REDUCED) for name in PARITY),
         *(Job("parity", name, MANY) for name in LARGER),
         *(Job("parity", name, MANY, tf32x3=True) for name in MATMULS),
         *(Job("steps", model, size) for model in MODELS for size in (STEPS, LARGE)),
@@ -97,7 +100,7 @@ def jobs() -> list[Job]:
         *(Job("kernels", *product) for product in PRODUCTS),
         *(Job("forces", *network) for network in FORCES),
     ]
-    return list(dict.fromkeys(found))
+    return [job for job in dict.fromkeys(found) if (job.case, job.dtype) != IMPOSSIBLE]
 
 
 def tiny(found: list[Job]) -> list[Job]:
@@ -171,42 +174,63 @@ def results(job, settings: dict) -> list[dict]:
         "forces": lambda: steps.forces(job.case, job.size, backend, seconds),
     }
     found = []
-    try:
-        found.extend(functions[job.group]())  # those before an error are kept
-    except Exception as error:
-        found.append({"error": times.first_line(error)})
+    with times.beside_others(settings.get("lock")):
+        try:
+            found.extend(functions[job.group]())  # those before an error are kept
+        except Exception as error:
+            found.append({"error": times.first_line(error)})
     return found
 
 
 class Run:
-    """Runs jobs one after the other, prints their results and writes them to a file."""
+    """Runs jobs, one on each worker at a time, prints their results and writes them to a file."""
 
-    def __init__(self, worker, out: pathlib.Path, content: dict, minutes: float, settings: dict):
-        self._worker, self._out, self._settings = worker, out, settings
+    def __init__(self, workers, out: pathlib.Path, content: dict, minutes: float, settings: dict):
+        self._workers, self._out, self._settings = workers, out, settings
+        self._lock = threading.Lock()
         self._content = content | {"finished": False, "results": []}
         self._end = time.monotonic() + 60 * minutes - RESERVE_S
         self._group = ""  # whose table is being printed
 
     def describe(self) -> str:
         """Write what this runs on; return why nothing can be measured on it, or ""."""
-        [found] = self._worker.run(Job("describe"), self._settings, self._left())
+        [found] = self._workers[0].run(Job("describe"), self._settings, self._left())
         self._content["environment"] = found
         self._write()
         return found.get("error", "")
 
     def all(self, jobs: list[Job]) -> dict:
         """Run jobs as far as the minutes go; the content of the file."""
-        for job in jobs:
-            if self._left() < LEAST_S:
-                self._add(job, {"skipped": f"{max(0, self._left()):.0f} s were left"})
-                continue
-            if job.group in ("steps", "forces"):  # peaks and compile times are of a new process
-                self._worker.stop()
-            for result in self._worker.run(job, self._settings, min(self._left(), MOST_S)):
-                self._add(job, result)
+        left, again = collections.deque(jobs), []
+
+        def work(worker):
+            while left:
+                with contextlib.suppress(IndexError):  # another took the last
+                    self._run(worker, left.popleft(), again)
+
+        with concurrent.futures.ThreadPoolExecutor(len(self._workers)) as pool:
+            list(pool.map(work, self._workers))
+        for worker in self._workers:
+            worker.stop()
+        for job in again:
+            self._run(self._workers[0], job)
         self._content["finished"] = True
         self._write()
         return self._content
+
+    def _run(self, worker, job: Job, again: list[Job] | None = None) -> None:
+        """Run a job; one whose memory ran out beside others is noted, to run alone."""
+        if self._left() < LEAST_S:
+            self._add(job, {"skipped": f"{max(0, self._left()):.0f} s were left"})
+            return
+        if job.group in ("steps", "forces"):  # peaks and compile times are of a new process
+            worker.stop()
+        found = worker.run(job, self._settings, min(self._left(), MOST_S))
+        if again is not None and len(self._workers) > 1 and "out of memory" in json.dumps(found):
+            again.append(job)
+            return
+        for result in found:
+            self._add(job, result)
 
     def _write(self) -> None:
         partial = self._out.with_name(f".{self._out.name}.{os.getpid()}")
@@ -217,8 +241,12 @@ class Run:
         return self._end - time.monotonic()
 
     def _add(self, job: Job, result: dict) -> None:
-        self._content["results"].append(job.label | result)
-        self._write()
+        with self._lock:
+            self._content["results"].append(job.label | result)
+            self._write()
+            self._print(job, result)
+
+    def _print(self, job: Job, result: dict) -> None:
         head = ("case", "nodes / edges", "dtype", *COLUMNS[job.group])
         if job.group != self._group:
             self._group = job.group
@@ -263,11 +291,11 @@ class Bench:
     steps    Training steps of the three models against e3nn-jax.
     forces   Energy and forces of networks and sizes of which peers publish times (only=forces).
 
-    Two cases come first, their parity and their times; then the rest. No time is given of what is
-    not right. What fails, is missing, or does not fit into the minutes is a result that says so; an
-    error of eqfuse fails the command when all is done. Results are printed, and written to a file
-    as they come. Without a GPU, dry_run=true runs all of it in tiny sizes on the CPU, where no
-    number means anything.
+    Parity comes first, then times; none is given of what is not right. Several processes compile
+    and compare side by side; what is timed has the GPU alone. What fails, is missing, or does not
+    fit into the minutes is a result that says so; an error of eqfuse fails the command when all is
+    done. Results are printed, and written to a file as they come. Without a GPU, dry_run=true runs
+    all of it in tiny sizes on the CPU, where no number means anything.
     """
 
     out: pathlib.Path = setting(pathlib.Path("results.json"), "file of the results")
@@ -296,13 +324,20 @@ def _bench(options: Bench, peers: str):
     settings = {"dry": dry, "backend": backend, "peers": peers, "seconds": options.seconds}
     share = os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
     environment = {"JAX_PLATFORMS": "cpu" if dry else "cuda,cpu"}
-    worker = Worker(results, environment | {"XLA_PYTHON_CLIENT_MEM_FRACTION": share})
-    try:
-        run = Run(worker, options.out, content, options.minutes, settings)
-        if wrong := run.describe():
-            sys.exit(f"cannot measure here: {wrong}; without a GPU: dry_run=true")
-        found = run.all(asked)["results"]
-    finally:
-        worker.stop()
+    environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] = share
+    count = max(1, min(MOST_WORKERS, (os.cpu_count() or 1) // PROCESSORS_OF_ONE))
+    if count > 1:
+        environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    with tempfile.NamedTemporaryFile() as lock:
+        settings["lock"] = lock.name
+        workers = [Worker(results, environment) for _ in range(count)]
+        try:
+            run = Run(workers, options.out, content, options.minutes, settings)
+            if wrong := run.describe():
+                sys.exit(f"cannot measure here: {wrong}; without a GPU: dry_run=true")
+            found = run.all(asked)["results"]
+        finally:
+            for worker in workers:
+                worker.stop()
     if failed := [result for result in found if "error" in result]:
         sys.exit("\n".join(f"error: {json.dumps(result)}" for result in failed))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import fcntl
 import functools
 import importlib
 import math
@@ -44,6 +45,36 @@ def precision(dtype: str, matmuls: str = "highest"):
     """Enter a context without TF32, unless it is asked for, and with float64 as it is."""
     with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision(matmuls):
         yield
+
+
+_HELD: list = []  # the file that this process has locked
+
+
+@contextlib.contextmanager
+def beside_others(path: str | None):
+    """Share the device with other processes that lock this file, where there is one."""
+    if path is None:
+        yield
+        return
+    with open(path) as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        _HELD.append(file)
+        try:
+            yield
+        finally:
+            _HELD.clear()
+
+
+@contextlib.contextmanager
+def alone():
+    """Have the device alone: wait until the others are between two jobs, or wait for this, too."""
+    for file in _HELD:
+        fcntl.flock(file, fcntl.LOCK_EX)  # gives up the shared lock first
+    try:
+        yield
+    finally:
+        for file in _HELD:
+            fcntl.flock(file, fcntl.LOCK_SH)
 
 
 def of_op(
@@ -120,8 +151,11 @@ def compared(calls: dict[str, Call | Exception], tolerance: float, seconds: floa
             reference_differs = isinstance(error, ParityError) and name == REFERENCE
             if name == OURS or reference_differs:
                 return {"error": f"{OURS}: {first_line(error)}"}
-    ready.pop(EXACT, None)
-    for name, times in in_turns({OURS: ready.pop(OURS), **ready}, seconds).items():
+    if ready.pop(EXACT, None):
+        del sides[EXACT]
+    with alone():
+        timed = in_turns({OURS: ready.pop(OURS), **ready}, seconds)
+    for name, times in timed.items():
         sides[name] |= times
     if judge == OURS:  # it ran first, or alone
         judge = REFERENCE if "difference" in sides.get(REFERENCE, {}) else None

@@ -223,7 +223,7 @@ class Allegro(Network):
             def spline(point, centers, neighbors, backend):
                 x = point.lengths / self.cutoff
                 bumps = spline_basis(x, self.num_splines, self.spline_span)
-                of_pairs = table.astype(bumps.dtype)[centers, neighbors]
+                of_pairs = table[centers, neighbors].astype(bumps.dtype)
                 return jax.lax.dot_general(of_pairs, bumps, (((2,), (1,)), ((0,), (0,))))
 
             return spline
@@ -233,9 +233,9 @@ class Allegro(Network):
 
         def product(point, centers, neighbors, backend):
             dtype = point.basis.dtype
-            of_species = first.astype(dtype)[centers], second.astype(dtype)[neighbors]
+            of_species = (p[n].astype(dtype) for p, n in ((first, centers), (second, neighbors)))
             radial = dense(point.basis, kernel.astype(dtype), backend)
-            return jnp.concatenate(of_species, axis=1) * radial
+            return jnp.concatenate([*of_species], axis=1) * radial
 
         return product
 

@@ -1,21 +1,19 @@
 """`graph_tensor_product`: gather, product, weights and sum to the receivers in one kernel."""
 
-import e3nn_jax as e3nn
+import functools
 
 from eqfuse.ops import _reference
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._edges import Edges, check_edges
 from eqfuse.ops._tensor_product import (
     are_irreps,
-    elementwise_tensor_product,
     graph_operands,
     irreps_filter,
     normalization,
-    sharing,
+    summed_product,
     tensor_product,
 )
 from eqfuse.ops.ir import products
-from eqfuse.ops.primitives import forms
 from eqfuse.ops.primitives.choice import refuse, resolve_fused, unsupported_product_reason
 
 
@@ -96,13 +94,6 @@ def graph_tensor_product(
         unroll=backend == "llvm",
     )
     refuse(mode, unsupported_product_reason(product, backend))
-    if product.repeated or mode == "never":  # multiplicities on both sides: no one kernel
-        messages = tensor_product(x[edges.senders], y, backend=backend, **options)
-        if weights is not None:
-            messages = elementwise_tensor_product(messages, weights, backend=backend)
-        out = e3nn.scatter_sum(messages, dst=edges.receivers, output_size=edges.num_nodes)
-        return edges.of_receivers(out)
-    arrays = [x.array, y.array] + ([] if weights is None else [weights])
-    form = sharing(product.form, arrays, edges.num_edges)
-    [out] = forms.evaluate(form, arrays, edges, backend=backend)
-    return e3nn.IrrepsArray(product.irreps_out, out)  # e3nn's sum knows of no zeros
+    messages = functools.partial(tensor_product, backend=backend, **options)
+    apart = bool(product.repeated) or mode == "never"
+    return summed_product(product, x, y, weights, edges, messages if apart else None, backend)

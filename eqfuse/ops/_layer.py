@@ -23,13 +23,13 @@ from eqfuse.ops._linear import (
 )
 from eqfuse.ops._tensor_product import (
     check_receivers,
-    elementwise_tensor_product,
     evaluate_rows,
     gather_columns,
     graph_operands,
     irreps_filter,
     normalization,
     operands,
+    summed_product,
 )
 from eqfuse.ops.backends import activations
 from eqfuse.ops.backends.activations import UnknownActivationError
@@ -37,7 +37,7 @@ from eqfuse.ops.ir import linear as linears
 from eqfuse.ops.ir import products
 from eqfuse.ops.ir.form import INDEX_ARRAYS
 from eqfuse.ops.ir.fused import Fused
-from eqfuse.ops.primitives import forms, layer, tabulated
+from eqfuse.ops.primitives import layer, tabulated
 from eqfuse.ops.primitives.choice import choose, refuse, resolve_fused
 from eqfuse.ops.primitives.rules import BatchAxes
 
@@ -249,22 +249,18 @@ class TensorProductLinear(nn.Module):
 
     def _summed(self, product, x, y, weights, edges, options, backend):
         """Return the products summed over a node's edges, and a scalar one to multiply by."""
-        if product.repeated:  # channels on both sides: no one kernel
-            weights = weights.rows(backend) if isinstance(weights, Tabulated) else weights
-            x = x[edges.senders]
-            messages = evaluate_rows(self._product(x, y, None, None, options), x, y, backend)
-            if weights is not None:
-                messages = elementwise_tensor_product(messages, weights, backend=backend)
-            out = e3nn.scatter_sum(messages, dst=edges.receivers, output_size=edges.num_nodes)
-            out = edges.of_receivers(out)
-        elif isinstance(weights, Tabulated):
+
+        def messages(x, y):
+            return evaluate_rows(self._product(x, y, None, None, options), x, y, backend)
+
+        if isinstance(weights, Tabulated) and not product.repeated:
             factored = y.array * weights.factor
             [out] = tabulated.evaluate(product.form, x.array, factored, weights, edges, backend)
             out = e3nn.IrrepsArray(product.irreps_out, out)
         else:
-            arrays = [x.array, y.array, *([] if weights is None else [weights])]
-            [out] = forms.evaluate(product.form, arrays, edges, backend=backend)
-            out = e3nn.IrrepsArray(product.irreps_out, out)
+            weights = weights.rows(backend) if isinstance(weights, Tabulated) else weights
+            apart = messages if product.repeated else None
+            out = summed_product(product, x, y, weights, edges, apart, backend)
         return out, e3nn.IrrepsArray("0e", jnp.ones((1, 1), out.dtype))
 
     def _reference(self, x, y, weights, edges, index, skip, gate, options):

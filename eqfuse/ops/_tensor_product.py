@@ -183,6 +183,24 @@ def evaluate_rows(product: products.Product, x, y, backend: str):
     )
 
 
+def summed_product(product: products.Product, x, y, weights, edges: Edges, messages, backend: str):
+    """Return a product summed to the receivers, by one kernel.
+
+    With `messages`, a function of the rows of senders and y, the products of edges are written to
+    memory, as where x and y both have several channels.
+    """
+    if messages is not None:
+        rows = messages(x[edges.senders], y)
+        if weights is not None:
+            rows = elementwise_tensor_product(rows, weights, backend=backend)
+        out = e3nn.scatter_sum(rows, dst=edges.receivers, output_size=edges.num_nodes)
+        return edges.of_receivers(out)
+    arrays = [x.array, y.array, *([] if weights is None else [weights])]
+    form = sharing(product.form, arrays, edges.num_edges)
+    [out] = forms.evaluate(form, arrays, edges, backend=backend)
+    return e3nn.IrrepsArray(product.irreps_out, out)  # e3nn's sum knows of no zeros
+
+
 def gather_columns(product: products.Product, arrays: list) -> list:
     """Return the inputs of a product's form from x and y [rows, size], channels repeated in pairs.
 

@@ -16,6 +16,7 @@ References: Kirkpatrick et al. 2017, PNAS 114, 3521 (there F is of classes).
 import dataclasses
 import functools
 from collections.abc import Sequence
+from itertools import compress
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +35,7 @@ from eqfuse.runs.errors import CheckpointError, ConfigError
 from eqfuse.runs.files import RunFolder, write_table
 from eqfuse.runs.log import say, warn
 from eqfuse.train.flat import Flat
-from eqfuse.train.metrics import Loss, Predicted, predictions
+from eqfuse.train.metrics import Loss, predictions
 from eqfuse.train.optimizer import flat_training
 from eqfuse.train.replay import farthest, structures_of, write_frames
 from eqfuse.train.results import errors_text
@@ -57,7 +58,6 @@ class Tuning:
 
     config: Config
     starts: list[Start]  # before the run, of each head; the last one is the network's past
-    references: dict[int, float]  # from which energies of the past count in the run, eV
     data: frozenset[int]  # atomic numbers in the data of the run
     resumed: bool
 
@@ -78,9 +78,7 @@ class Tuning:
                 warn(f"what moves elsewhere will not be known: {error}")
                 return None
             starts = [start.for_elements(dataset.species) for start in starts]
-        # with several heads, the past is one of its own
-        references = starts[-1].references(None) if config.heads else dataset.references
-        tuning = cls(config, starts, references, frozenset(elements_of(dataset)), resumed)
+        tuning = cls(config, starts, frozenset(elements_of(dataset)), resumed)
         if resumed and before and before["arrays_sha256"] != tuning.origin["arrays_sha256"]:
             raise ConfigError(
                 f"the network in {config.start_from} is another one than the run in "
@@ -103,25 +101,21 @@ class Tuning:
     def _predict(self):
         return compile_predict(self.past.potential, stress=True)
 
-    def samples(self, structures: Sequence[Structure], references=None) -> Samples:
-        """Return samples, whose labels count from the reference energies, if any are given."""
+    def samples(self, structures: Sequence[Structure]) -> Samples:
+        """Return samples, whose labels count from the network's own reference energies."""
         cutoff = float(self.past.potential.model.cutoff)
-        return prepare_samples(structures, cutoff, self.past.species, references)
+        return prepare_samples(structures, cutoff, self.past.species, self.past.references(None))
 
-    def _batcher(self, samples: Samples, size: int = _FROM) -> Batcher:
+    def batcher(self, structures: Sequence[Structure], size: int = _FROM) -> Batcher:
         how = {"dtype": self.config.dtype, "long_range": self.past.potential.long_range}
-        return Batcher(samples, size, max_shapes=1, **how)  # one program
-
-    def predicted(self, samples: Samples, params) -> list[Predicted]:
-        """Return what the network predicts for each sample with these variables."""
-        return predictions(self._predict, params, self._batcher(samples))
+        return Batcher(self.samples(structures), size, max_shapes=1, **how)  # one program
 
     def labelled(self, structures: Sequence[Structure], params) -> list[Structure]:
         """Return structures with the energy, forces and stress that these variables give."""
-        frames, samples = [], self.samples(structures)
-        found = self.predicted(samples, params)
-        for structure, sample, one in zip(structures, samples, found, strict=True):
-            energy = one.energy + sum(self.references[int(z)] for z in structure.numbers)
+        batcher, frames, references = self.batcher(structures), [], self.past.references(None)
+        found = predictions(self._predict, params, batcher)
+        for structure, sample, one in zip(structures, batcher.samples, found, strict=True):
+            energy = one.energy + sum(references[z] for z in structure.numbers.tolist())
             labels = {"energy": energy, "forces": sample.in_structure(one.forces)}
             frames.append(dataclasses.replace(structure, stress=one.stress, **labels))
         return frames
@@ -157,13 +151,9 @@ class Tuning:
             read, known = read_structures(source, require_labels=False), {*past.species}
             given = [s for s in read if not s.is_isolated_atom and {*s.numbers.tolist()} <= known]
             given = [*map(past.dispersion.without, given)] if past.dispersion else given
-        moves = {z: self.references[z] - e for z, e in past.references(None).items()}
-        others = [s for s in given if s.energy is None or s.forces is None]
-        frames = [
-            dataclasses.replace(s, energy=s.energy + sum(moves[z] for z in s.numbers.tolist()))
-            for s in given
-            if s.energy is not None and s.forces is not None
-        ]
+        is_known = [s.energy is not None and s.forces is not None for s in given]
+        frames = [*compress(given, is_known)]
+        others = [s for s, known in zip(given, is_known, strict=True) if not known]
         if others:
             frames += filter(_is_moderate, self.labelled(others, past.initial_params()))
         if not frames:
@@ -186,17 +176,17 @@ class Tuning:
             rows = jnp.where(graph.node_mask[:, None], rows, 0)
             return jax.ops.segment_sum(rows, graph.graph_index, graph.num_graphs)
 
-        samples = self.samples(frames)
-        graphs = [batch.graph for batch in self._batcher(samples).batches(shuffle=False)]
+        batcher = self.batcher(frames)
+        graphs = [batch.graph for batch in batcher.batches(shuffle=False)]
         rows = [sums(params, graph)[np.asarray(graph.graph_mask)] for graph in graphs]
-        rows = np.concatenate(rows) / samples.sizes[:, :1]
+        rows = np.concatenate(rows) / batcher.samples.sizes[:, :1]
         return (rows - rows.mean(axis=0)) / (rows.std(axis=0).mean() or 1.0)
 
     def remembered(self) -> Samples:
         """Return the frames to remember as samples for the training, of the weight of replay."""
         weights = Weights(*[self.config.replay_weight] * len(Weights._fields))
         how = {"weights": weights, "origin": "a frame of replay"}
-        return self.samples([dataclasses.replace(s, **how) for s in self.frames], self.references)
+        return self.samples([dataclasses.replace(s, **how) for s in self.frames])
 
     def with_replay(self, dataset: Dataset) -> tuple[Dataset, Samples | None]:
         """Return the dataset and, if others than its own, the samples to train on.
@@ -219,9 +209,9 @@ class Tuning:
                 "the network of start_from= has no dispersion; leave one of them out"
             )
         own = next(iter(dataset.heads.values()))
-        parts = {"train": self.remembered(), "val": (), "test": (), "references": self.references}
-        heads = {**dataset.heads, PAST: dataclasses.replace(own, **parts)}
-        return Dataset.of_heads(heads), None
+        parts = {"train": self.remembered(), "val": (), "test": ()}
+        past = dataclasses.replace(own, references=self.past.references(None), **parts)
+        return Dataset.of_heads({**dataset.heads, PAST: past}), None
 
     def keep(self, folder: RunFolder):
         """Write the frames to remember into the folder of a run that begins."""
@@ -239,14 +229,13 @@ class Tuning:
             found = predict(potential, layout.unflatten(params), graph, stress=stress)
             total = loss.energy**0.5 * v["energy"] * found.energy[0]
             total += loss.forces**0.5 * (v["forces"] * found.forces).sum()
-            if found.stress is not None:
-                total += loss.stress**0.5 * (v["stress"] * found.stress[0]).sum()
+            total += loss.stress**0.5 * (v["stress"] * found.stress[0]).sum() if stress else 0.0
             return total / loss.force_scale
 
         gradient = jax.jit(jax.grad(projected))
         rng = np.random.Generator(np.random.PCG64((self.config.seed, 23)))
         params, total = layout.flatten(self.past.initial_params()), 0.0
-        batcher = self._batcher(self.samples(frames), 1)
+        batcher = self.batcher(frames, 1)
         for sample, batch in zip(batcher.samples, batcher.batches(shuffle=False), strict=True):
             mask, count = batch.graph.node_mask[:, None], sample.num_atoms
             v = {  # of means over atoms and components

@@ -1,6 +1,8 @@
 """`eqfuse bench`, run on the CPU: what it refuses to time, and what it survives."""
 
+import fcntl
 import re
+import threading
 import time
 
 import jax
@@ -53,7 +55,7 @@ def wrong(monkeypatch, by: float):
 
 
 def run_of(tmp_path, minutes=5.0) -> program.Run:
-    return program.Run(InProcess(), tmp_path / "out.json", {}, minutes, SETTINGS)
+    return program.Run([InProcess()], tmp_path / "out.json", {}, minutes, SETTINGS)
 
 
 @pytest.mark.slow
@@ -103,6 +105,63 @@ def test_a_step_is_timed_only_where_loss_and_gradient_agree(off, monkeypatch):
     assert row["checked_against"] == "e3nn-jax"
 
 
+def test_times_in_16_bits_are_printed_without_the_exact_side(tmp_path, capsys):
+    rows = run_of(tmp_path).all([KERNELS._replace(dtype="bfloat16")])["results"]
+    assert {*rows[0]["sides"]} == {"eqfuse", "e3nn-jax"}
+    assert "| tetris-1 | 4 / 9 | bfloat16 | forward | eqfuse |" in capsys.readouterr().out
+
+
+def test_what_is_timed_waits_for_others_and_they_for_it(tmp_path):
+    path, order = tmp_path / "lock", []
+    path.touch()
+    with open(path) as other, times.beside_others(path):
+        fcntl.flock(other, fcntl.LOCK_SH)  # another process compiles
+
+        def release():
+            order.append("the other ends")
+            fcntl.flock(other, fcntl.LOCK_UN)
+
+        timer = threading.Timer(0.2, release)
+        timer.start()
+        with times.alone():
+            order.append("alone")
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        timer.join()
+    assert order == ["the other ends", "alone"]
+
+
+def test_jobs_are_shared_and_run_again_alone_where_memory_ran_out(tmp_path):
+    ran = []
+
+    class Full:
+        def run(self, job, settings, seconds):
+            ran.append(job)
+            time.sleep(0.01)
+            full = ran.count(job) == 1 and job.size < (2, 2)
+            return [{"error": "out of memory"} if full else {"skipped": "fine"}]
+
+        def stop(self):
+            pass
+
+    run = program.Run([Full(), Full()], tmp_path / "out.json", {}, 5.0, SETTINGS)
+    jobs = [KERNELS._replace(size=(n, n)) for n in range(5)]
+    rows = run.all(jobs)["results"]
+    assert {row["size"] for row in rows} == {job.size for job in jobs}
+    assert [row.get("skipped") for row in rows] == ["fine"] * 5
+    assert len(ran) == 7
+
+
+@pytest.mark.parametrize("model", steps.MODELS)
+def test_gradients_of_tables_are_traced_in_float32(model):
+    """Their networks are evaluated in float64, which JAX forgets when it transposes a gather."""
+    with times.precision("float32"):
+        step, arguments = steps.training_step(model, "xla", 10, 40, radial="table")
+        out, *_ = jax.eval_shape(step, *arguments)
+    assert out.dtype == "float32"
+
+
 def test_the_minutes_are_kept(tmp_path, capsys):
     content = run_of(tmp_path, minutes=0).all([KERNELS])
     [row] = content["results"]
@@ -142,8 +201,8 @@ def test_the_command_fails_where_a_result_is_an_error(tmp_path, monkeypatch):
 
 def test_bench_runs_what_is_asked_for():
     jobs = program.jobs()
-    assert [job.group for job in jobs[:5]] == ["parity", "parity", "kernels", "kernels", "parity"]
-    assert [job.case for job in jobs[:4]] == [*program.MAIN, *program.MAIN]
+    assert [job.case for job in jobs[:2]] == [*program.MAIN]
+    assert {job.group for job in jobs[: len(program.PARITY)]} == {"parity"}
     networks = set(steps.PUBLISHED) | set(steps.MODELS)
     for job in jobs:
         assert job.case in (networks if job.group in ("steps", "forces") else PROBLEMS)
@@ -151,7 +210,9 @@ def test_bench_runs_what_is_asked_for():
     assert {job.case for job in jobs if job.tf32x3} == set(program.MATMULS)
     for dtype in ("float32", "float64", "bfloat16"):
         found = {job.case for job in jobs if job.group == "parity" and job.dtype == dtype}
-        assert found == set(program.PARITY)
+        assert set(program.PARITY) - found == (
+            {"fused-gate-64-l2-always"} if dtype == "float64" else set()
+        )
     assert all(job.size < program.REDUCED for job in program.tiny(jobs))
     with pytest.raises(SystemExit, match="nothing holds only='nothing such'"):
         program.main(["--only", "nothing such"])

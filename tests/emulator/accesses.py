@@ -62,13 +62,14 @@ def load_parameter(instruction: Instruction, values: dict[str, int]):
     return step
 
 
-def load(instruction: Instruction, observe):
-    """Return the step of a load."""
+def move(instruction: Instruction, observe):
+    """Return the step of a load or a store."""
     space, width, count = _shape(instruction)
-    targets = members(instruction.operands[0])
-    where, _ = address(instruction.operands[1])
-    signed = TYPES[instruction.type].kind == "i"
-    text = instruction.text
+    loads = instruction.name == "ld"
+    values, place = instruction.operands[:2] if loads else instruction.operands[1::-1]
+    names, (where, _) = members(values), address(place)
+    reads = [] if loads else [reader(name, np.dtype(f"u{width}")) for name in names]
+    signed, text = TYPES[instruction.type].kind == "i", instruction.text
 
     def step(g: Group, mask=None) -> None:
         if mask is not None and not mask.any():
@@ -77,8 +78,11 @@ def load(instruction: Instruction, observe):
         memory = g.memory if space == "global" else g.shared
         if observe is not None:
             observe(instruction, space, access)
-        for target, value in zip(targets, memory.load(access), strict=True):
-            g.write(target, _fit(value, target, signed), mask)
+        if not loads:
+            memory.store(access, [read(g) for read in reads])
+            return
+        for name, value in zip(names, memory.load(access), strict=True):
+            g.write(name, _fit(value, name, signed), mask)
 
     return step
 
@@ -91,23 +95,3 @@ def _fit(value, target: str, signed: bool):
         return value
     kind = "i" if signed else "u"
     return value.view(f"{kind}{value.itemsize}").astype(f"{kind}{size}")
-
-
-def store(instruction: Instruction, observe):
-    """Return the step of a store."""
-    space, width, count = _shape(instruction)
-    where, _ = address(instruction.operands[0])
-    sources = members(instruction.operands[1])
-    reads = [reader(s, np.dtype(f"u{width}")) for s in sources]
-    text = instruction.text
-
-    def step(g: Group, mask=None) -> None:
-        if mask is not None and not mask.any():
-            return
-        access = Access(g, where(g), mask, width, count, text)
-        memory = g.memory if space == "global" else g.shared
-        if observe is not None:
-            observe(instruction, space, access)
-        memory.store(access, [read(g) for read in reads])
-
-    return step

@@ -199,8 +199,8 @@ def _cast_address(instruction: ptx.Instruction):
 
 
 _WITH_MEMORY = {
-    "ld": accesses.load,
-    "st": accesses.store,
+    "ld": accesses.move,
+    "st": accesses.move,
     "ldmatrix": warps.matrix_move,
     "stmatrix": warps.matrix_move,
 }

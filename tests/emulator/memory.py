@@ -213,8 +213,8 @@ class Shared:
         other.tracker = self.tracker and self.tracker.only(chosen)
         return other
 
-    def _places(self, access: Access):
-        """Return where the first byte of each thread is in the memory of all blocks.
+    def _places(self, access: Access, note):
+        """Return where the first byte of each thread is in the memory of all blocks, and note it.
 
         The second array has those of the threads that take part.
         """
@@ -222,20 +222,18 @@ class Shared:
         access.check(access.addresses, self.size, "shared memory")
         rows = np.arange(len(self.data))[:, None] * self.stride
         places = access.addresses + rows
-        return places, access.active(places)
+        active = access.active(places)
+        if self.tracker is not None:
+            where = _Where(access, None, access.active(access.addresses))
+            note(access, self.tracker, active, where)
+        return places, active
 
     def load(self, access: Access) -> list[np.ndarray]:
         """Return the values of each thread, as unsigned integers; of any value where masked."""
-        places, active = self._places(access)
-        if self.tracker is not None:
-            where = _Where(access, None, access.active(access.addresses))
-            _note_read(access, self.tracker, active, where)
+        places, _ = self._places(access, _note_read)
         return access.values(self.data.reshape(-1), places)
 
     def store(self, access: Access, values: list[np.ndarray]) -> None:
         """Write values, unsigned integers, of each thread."""
-        _, active = self._places(access)
-        if self.tracker is not None:
-            where = _Where(access, None, access.active(access.addresses))
-            _note_write(access, self.tracker, active, where)
+        _, active = self._places(access, _note_write)
         _put_all(access, self.data.reshape(-1), active, values)

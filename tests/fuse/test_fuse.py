@@ -1,5 +1,6 @@
 """`ops.fuse` on graphs: what it finds, that results stay, and what it leaves alone."""
 
+import functools
 import re
 
 import e3nn_jax as e3nn
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
+from tests.ops import parity
 from tests.ops.parity import UNOPTIMIZED, along_random_directions
 
 NODES, EDGES = 4, 7
@@ -104,12 +106,7 @@ def assert_same(function, operands, count=1, second=True):
         assert_close(found, expected)
 
 
-def assert_close(found, expected):
-    """All arrays are of float64 and differ by rounding."""
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert jnp.asarray(a).dtype == jnp.float64
-        scale = np.abs(b).max(initial=1.0)
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-12 * scale)
+assert_close = functools.partial(parity.assert_close, tolerance=1e-12, least=1.0)
 
 
 @pytest.mark.parametrize("name", FOUND)

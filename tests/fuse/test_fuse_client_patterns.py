@@ -13,7 +13,7 @@ import pytest
 from eqfuse import ops
 from tests.fuse.test_fuse import EDGES, NODES, RECEIVERS, SENDERS
 from tests.ops import tiers
-from tests.ops.parity import BACKENDS, UNOPTIMIZED, along_random_directions
+from tests.ops.parity import BACKENDS, UNOPTIMIZED, along_random_directions, assert_close
 
 X, Y = e3nn.Irreps("4x0e+4x1o"), e3nn.Irreps("0e+1o")
 LINEAR = e3nn.flax.Linear("4x0e+4x1o")
@@ -136,14 +136,8 @@ def test_patterns_of_clients_are_fused(pattern, backend, monkeypatch, capsys):
         assert report.count("graph_tensor_product") == 1, report
         assert "as written" not in report
         found = results(fused, operands)
-        assert_equal(found, results(function_of(pattern, e3nn.tensor_product), operands))
-
-
-def assert_equal(found, expected):
-    """Assert that arrays of float64 differ by their last digits."""
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert a.dtype == jnp.float64
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-14 * np.abs(b).max())
+        expected = results(function_of(pattern, e3nn.tensor_product), operands)
+        assert_close(found, expected, 1e-14)
 
 
 def test_a_product_of_bfloat16_that_is_summed_in_float32(capsys):

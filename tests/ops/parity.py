@@ -219,6 +219,18 @@ def largest(array) -> float:
     return abs(array).max(initial=0.0)
 
 
+def assert_close(found, expected, tolerance: float, least: float = 0.0):
+    """Assert that trees have the same dtypes, and differ by `tolerance` of the largest element.
+
+    It is that of each array, or `least` if that is more.
+    """
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        a, b = np.asarray(a), np.asarray(b)
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * abs(b).max(initial=least))
+
+
 @contextlib.contextmanager
 def only(
     backend: str,

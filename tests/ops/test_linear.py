@@ -12,7 +12,15 @@ import pytest
 
 from eqfuse import ops
 from tests.ops import tiers
-from tests.ops.parity import BACKENDS, TRITON, UNOPTIMIZED, along_random_directions, initial, only
+from tests.ops.parity import (
+    BACKENDS,
+    TRITON,
+    UNOPTIMIZED,
+    along_random_directions,
+    assert_close,
+    initial,
+    only,
+)
 
 ROWS, CHANNELS, WEIGHTS = 7, 3, 4
 IRREPS, OTHER = "2x0e+3x1o+2x0e+1x0o+0x1e", "4x0e+2x1o"
@@ -86,12 +94,6 @@ def derivatives(module, params, args, options=None):
         return module.apply(params, *index, *operands).array
 
     return along_random_directions(function, params, *args[len(index) :], options=options)
-
-
-def assert_close(got, expected, tolerance):
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-        assert a.shape == b.shape
-        assert np.abs(a - b).max(initial=0) <= tolerance * np.abs(b).max(initial=1e-300)
 
 
 @pytest.mark.parametrize(("name", "backend"), cases_and_backends())

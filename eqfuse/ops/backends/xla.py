@@ -249,9 +249,7 @@ def apply_gate(gate: Gate, linear: Linear, z):
     """Return the output row of a pre-activation z [rows, linear.size_out]."""
 
     def read(part: Part):  # [rows, mul, dim]
-        place = linear.place(part)
-        columns = z[:, place.offset : place.offset + place.mul * place.dim]
-        return columns.reshape(-1, place.mul, place.dim)
+        return _read(linear.linear_form.outputs[0], linear.place(part), z)
 
     columns = [
         read(t.part) * apply(t.act, read(t.gate)) if t.gate else apply(t.act, read(t.part))

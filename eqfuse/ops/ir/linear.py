@@ -8,7 +8,6 @@ import itertools
 import math
 
 import e3nn_jax as e3nn
-import numpy as np
 
 from eqfuse.ops.ir.form import Form, Operand, Path, Segment, SegmentRef, Term
 
@@ -72,10 +71,8 @@ def matrices(parameters) -> tuple[Operand, ...]:
 
 def blocks(irreps) -> tuple[Segment, ...]:
     """Return the layout of the blocks of irreps in a row."""
-    offsets = np.cumsum([0] + [mul_ir.dim for mul_ir in irreps])
-    return tuple(
-        Segment.mul_ir(int(o), mul, ir.dim) for o, (mul, ir) in zip(offsets, irreps, strict=False)
-    )
+    pairs = zip(irreps, irreps.slices(), strict=True)
+    return tuple(Segment.mul_ir(place.start, mul, ir.dim) for (mul, ir), place in pairs)
 
 
 def normalizations(path_normalization, gradient_normalization) -> dict[str, float]:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import e3nn_jax as e3nn
 import numpy as np
 
+from eqfuse.ops.ir import linear
 from eqfuse.ops.ir.form import Form, Index, Operand, Path, Role, Segment, SegmentRef
 
 
@@ -405,10 +406,8 @@ def _channelwise(
 
 def irrep_blocks(irreps, zero_flags=None) -> list[Block]:
     flags = zero_flags or (False,) * len(irreps)
-    return [
-        Block(ir, Segment.mul_ir(place.start, mul, ir.dim), zero)
-        for (mul, ir), place, zero in zip(irreps, irreps.slices(), flags, strict=True)
-    ]
+    pairs = zip(irreps, linear.blocks(irreps), flags, strict=True)
+    return [Block(ir, segment, zero) for (_, ir), segment, zero in pairs]
 
 
 def _cut(blocks: list[Block], mul: int) -> Block:
@@ -470,8 +469,7 @@ def _polynomials(irs, coefficients: np.ndarray):
 
 def _operand(name: str, irs, mul: int, role: Role) -> Operand:
     irreps = e3nn.Irreps([(mul, ir) for ir in irs])
-    segments = tuple(b.segment for b in irrep_blocks(irreps))
-    return Operand(name, irreps.dim, segments, channels=True, role=role)
+    return Operand(name, irreps.dim, linear.blocks(irreps), channels=True, role=role)
 
 
 @functools.cache

@@ -24,16 +24,10 @@ from eqfuse.ops.primitives.rules import split
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
+class Call(rules.Call):
     """The static arguments of one call: an op, or a derivative of it.
 
-    `derivatives` are tangents and transposes by turns: which operands of what comes before have a
-    tangent, then which of its outputs have a cotangent, and so on. A backward pass has two of them,
-    and that of a loss on forces, the gradient of a gradient, has four.
-
-    Operands are those of what comes before (a transpose: of what its tangent is of), then tangents
-    or cotangents, then integers. A derivative of the op has one more, the pre-activation, which the
-    op computes.
+    A derivative of the op has one operand more, the pre-activation, which the op computes.
     """
 
     fused: Fused
@@ -41,27 +35,10 @@ class Call:
     num_nodes: int
     backend: str
     kernels: Kernels = Kernels.APART
-    derivatives: tuple[tuple[bool, ...], ...] = ()
 
     @property
-    def is_tangent(self) -> bool:
-        return len(self.derivatives) % 2 == 1
-
-    @property
-    def before(self) -> Call:
-        """Return what this is the tangent or the transpose of."""
-        return dataclasses.replace(self, derivatives=self.derivatives[:-1])
-
-    def then(self, chosen) -> Call:
-        """Return the tangent along the chosen operands, or the transpose of the chosen outputs."""
-        return dataclasses.replace(self, derivatives=(*self.derivatives, tuple(chosen)))
-
-    def split(self, arrays) -> list:
-        """Return the operands, the tangents or cotangents, and the integers."""
-        if not self.derivatives:
-            return split(arrays, self.fused.num_floats, 0)
-        along = self if self.is_tangent else self.before
-        return split(arrays, len(along.derivatives[-1]), sum(self.derivatives[-1]))
+    def num_operands(self) -> int:
+        return self.fused.num_floats
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -72,12 +49,6 @@ class Call:
     @property
     def num_output_rows(self) -> int:
         return self.num_nodes if self.fused.summed else self.num_rows
-
-    @property
-    def counts(self) -> dict:
-        """Return the parameters of `form_p` besides the form."""
-        names = "num_rows", "num_nodes", "backend"
-        return {name: getattr(self, name) for name in names}
 
 
 def evaluate(call: Call, floats, integers):
@@ -144,27 +115,7 @@ def definition(*arrays, call: Call) -> list:
     """Return the outputs of an op or of a derivative."""
     if len(call.derivatives) < 2:
         return (_tangent if call.derivatives else _value)(*arrays, call=call)
-    operands, given, integers = call.split(arrays)
-    if call.is_tangent:
-
-        def function(*changed):
-            return definition(*_replaced(operands, changed, call), *integers, call=call.before)
-
-        return jax.jvp(function, list(compress(operands, call.derivatives[-1])), given)[1]
-
-    def linear(*tangents):
-        outputs = definition(*operands, *tangents, *integers, call=call.before)
-        return list(compress(outputs, call.derivatives[-1]))
-
-    along = compress(operands, call.before.derivatives[-1])
-    avals = [jax.typeof(array).update(weak_type=False) for array in along]
-    return list(jax.linear_transpose(linear, *avals)(given))
-
-
-def _replaced(operands, changed, call: Call) -> list:
-    """Return the operands with others in the place of those that a tangent is along."""
-    changed, active = iter(changed), call.derivatives[-1]
-    return [next(changed) if new else old for old, new in zip(operands, active, strict=True)]
+    return rules.derivative(definition, arrays, call)
 
 
 def product(call: Call, form: Form, inputs, integers) -> list:
@@ -217,7 +168,8 @@ def _tangent(*arrays, call: Call, m=None) -> list:
     fused = call.fused
     [*floats, z], tangents, integers = call.split(arrays)
     inputs, parameters, _ = fused.operands(floats)
-    [*changed, _] = _replaced([None] * len(call.derivatives[0]), tangents, call)
+    changed = iter(tangents)
+    [*changed, _] = [next(changed) if active else None for active in call.derivatives[0]]
     t_inputs, t_parameters, t_skip = fused.operands(changed)
     index, _ = fused.split(integers)
     t_m = _product_tangent(call, inputs, t_inputs, integers)
@@ -243,11 +195,6 @@ def _tangent(*arrays, call: Call, m=None) -> list:
 
 
 def _abstract(*arrays, call: Call):
-    if call.is_tangent:
-        return _abstract(*arrays, call=call.before)
-    if call.derivatives:
-        arrays = compress(arrays, call.before.derivatives[-1])
-        return [a.update(weak_type=False) for a in arrays]
     return [arrays[0].update(shape=(call.num_output_rows, s), weak_type=False) for s in call.sizes]
 
 
@@ -289,18 +236,4 @@ def _epilogue_tangent(operands, tangents, integers, outputs, call: Call) -> list
     return [*fused_p.bind(*arrays, call=epilogue.then(active)), t_m]
 
 
-def _transpose(cotangents, *arrays, call: Call):
-    operands, tangents, integers = call.split(arrays)
-    is_whole = not any(map(ad.is_undefined_primal, operands))
-    if not (call.is_tangent and is_whole and all(map(ad.is_undefined_primal, tangents))):
-        return rules.transpose_of(definition, cotangents, arrays, call=call)
-    cotangents = rules.given(cotangents)
-    reached = [c is not None for c in cotangents]
-    arrays = rules.vary_alike([*operands, *compress(cotangents, reached), *integers])
-    results = fused_p.bind(*arrays, call=call.then(reached))
-    return [None] * len(operands) + list(results) + [None] * len(integers)
-
-
-fused_p = rules.defined_primitive(
-    "eqfuse_fused", definition, _abstract, jvp=_jvp, transpose=_transpose
-)
+fused_p = rules.derived_primitive("eqfuse_fused", definition, _abstract, _jvp)

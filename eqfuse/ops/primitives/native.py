@@ -38,13 +38,7 @@ def linear(linear_form: Form, arrays, index, num_rows: int) -> list[jax.Array]:
     inputs = [a.reshape(num_sets, -1) if o.matrix else a for o, a in operands]
     for i in () if linear_form.num_sets else transposed(linear_form):
         inputs.append(jnp.swapaxes(arrays[i], -1, -2).reshape(num_sets, -1))
-    indices = []
-    if index is not None:
-        index = index.astype(jnp.int32)
-        indices.append(index)
-    if "order" in module.index_arrays:
-        counts = jnp.zeros(num_sets + 1, jnp.int32).at[index + 1].add(1)
-        indices += [jnp.argsort(index).astype(jnp.int32), jnp.cumsum(counts, dtype=jnp.int32)]
+    indices = [of_sets(name, index, num_sets) for name in module.index_arrays]
     shapes = [(num_sets if o.matrix else num_rows, o.size) for o in linear_form.outputs]
     by_row = len(module.copies) - len(module.copied)
     counts = [num_rows] * by_row + [num_sets] * len(module.copied)
@@ -52,6 +46,17 @@ def linear(linear_form: Form, arrays, index, num_rows: int) -> list[jax.Array]:
     results = _computed(module, inputs, indices, shapes, copies)
     shapes = linear_form.output_shapes(num_rows)
     return [r.reshape(shape) for r, shape in zip(results, shapes, strict=True)]
+
+
+def of_sets(name: str, index, num_sets: int) -> jax.Array:
+    """Return an index array of a Linear, by the set of weights of each row."""
+    index = index.astype(jnp.int32)
+    if name == "order":
+        return jnp.argsort(index).astype(jnp.int32)
+    if name == "offsets":
+        counts = jnp.zeros(num_sets + 1, jnp.int32).at[index + 1].add(1)
+        return jnp.cumsum(counts, dtype=jnp.int32)
+    return index
 
 
 def _wide(dtype) -> str:

@@ -49,6 +49,93 @@ definitions: dict[Primitive, Callable] = {}
 """The functions that the primitives of `defined_primitive` stand for."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """The static arguments of one call of a definition, or of a derivative of it.
+
+    `derivatives` are tangents and transposes by turns: which operands of what comes before have a
+    tangent, then which of its outputs have a cotangent, and so on. A backward pass has two of them,
+    and that of a loss on forces, the gradient of a gradient, has four.
+
+    Operands are those of what comes before (a transpose: of what its tangent is of), then tangents
+    or cotangents, then integers. The definition has `num_operands` before its integers.
+    """
+
+    derivatives: tuple[tuple[bool, ...], ...] = dataclasses.field(default=(), kw_only=True)
+
+    @property
+    def counts(self) -> dict:
+        """Return the parameters of a form besides it."""
+        return {name: getattr(self, name) for name in ("num_rows", "num_nodes", "backend")}
+
+    @property
+    def is_tangent(self) -> bool:
+        return len(self.derivatives) % 2 == 1
+
+    @property
+    def before(self):
+        """Return what this is the tangent or the transpose of."""
+        return dataclasses.replace(self, derivatives=self.derivatives[:-1])
+
+    def then(self, chosen):
+        """Return the tangent along the chosen operands, or the transpose of the chosen outputs."""
+        return dataclasses.replace(self, derivatives=(*self.derivatives, tuple(chosen)))
+
+    def split(self, arrays) -> list:
+        """Return the operands, the tangents or cotangents, and the integers."""
+        if not self.derivatives:
+            return split(arrays, self.num_operands, 0)
+        along = self if self.is_tangent else self.before
+        return split(arrays, len(along.derivatives[-1]), sum(self.derivatives[-1]))
+
+
+def derivative(definition, arrays, call: Call) -> list:
+    """Return the outputs of a derivative, by the definition of what comes before."""
+    operands, others, integers = call.split(arrays)
+    if call.is_tangent:
+        places = [n for n, active in enumerate(call.derivatives[-1]) if active]
+        arrays = [*operands, *integers]
+        function, chosen = along(definition, places, arrays, {"call": call.before})
+        return jax.jvp(function, chosen, others)[1]
+
+    def linear(*tangents):
+        outputs = definition(*operands, *tangents, *integers, call=call.before)
+        return list(itertools.compress(outputs, call.derivatives[-1]))
+
+    chosen = itertools.compress(operands, call.before.derivatives[-1])
+    avals = [jax.typeof(array).update(weak_type=False) for array in chosen]
+    return list(jax.linear_transpose(linear, *avals)(others))
+
+
+def derived_primitive(name: str, definition, abstract, jvp) -> Primitive:
+    """Make a primitive of a definition and, by its `Call`, of derivatives of every order.
+
+    `abstract` is of the definition alone.
+    """
+
+    def abstract_of(*arrays, call: Call):
+        if call.is_tangent:
+            return abstract_of(*arrays, call=call.before)
+        if call.derivatives:
+            arrays = itertools.compress(arrays, call.before.derivatives[-1])
+            return [a.update(weak_type=False) for a in arrays]
+        return abstract(*arrays, call=call)
+
+    def transpose(cotangents, *arrays, call: Call):
+        operands, tangents, integers = call.split(arrays)
+        is_whole = not any(map(ad.is_undefined_primal, operands))
+        if not (call.is_tangent and is_whole and all(map(ad.is_undefined_primal, tangents))):
+            return transpose_of(definition, cotangents, arrays, call=call)
+        cotangents = given(cotangents)
+        reached = [c is not None for c in cotangents]
+        arrays = vary_alike([*operands, *itertools.compress(cotangents, reached), *integers])
+        results = primitive.bind(*arrays, call=call.then(reached))
+        return [None] * len(operands) + list(results) + [None] * len(integers)
+
+    primitive = defined_primitive(name, definition, abstract_of, jvp=jvp, transpose=transpose)
+    return primitive
+
+
 def split(arrays, *sizes: int) -> list:
     """Return parts of these sizes, and the rest, such as index arrays."""
     ends = list(itertools.accumulate(sizes, initial=0))
@@ -61,8 +148,8 @@ def zero(out) -> ad.Zero:
     return ad.Zero(jax.typeof(out).to_tangent_aval())
 
 
-def _along(function, places, arrays, params):
-    """Return a definition as a function of the operands at some places."""
+def along(function, places, arrays, params) -> tuple[Callable, list]:
+    """Return a definition as a function of the operands at some places, and these operands."""
 
     def restricted(*chosen):
         full = list(arrays)
@@ -70,7 +157,7 @@ def _along(function, places, arrays, params):
             full[n] = a
         return function(*full, **params)
 
-    return restricted
+    return restricted, [arrays[n] for n in places]
 
 
 def transpose_of(function, cotangents, arrays, **params):
@@ -78,7 +165,7 @@ def transpose_of(function, cotangents, arrays, **params):
     cotangents = [ad.instantiate_zeros(c) for c in cotangents]
     linear = [n for n, a in enumerate(arrays) if ad.is_undefined_primal(a)]
     avals = [arrays[n].aval.update(weak_type=False) for n in linear]
-    restricted = _along(function, linear, arrays, params)
+    restricted, _ = along(function, linear, arrays, params)
     results = iter(jax.linear_transpose(restricted, *avals)(cotangents))
     return [next(results) if ad.is_undefined_primal(a) else None for a in arrays]
 
@@ -88,8 +175,8 @@ def jvp_of(function):
 
     def rule(primals, tangents, **params):
         active = [n for n, t in enumerate(tangents) if type(t) is not ad.Zero]
-        restricted = _along(function, active, primals, params)
-        return jax.jvp(restricted, [primals[n] for n in active], [tangents[n] for n in active])
+        restricted, chosen = along(function, active, primals, params)
+        return jax.jvp(restricted, chosen, [tangents[n] for n in active])
 
     return rule
 

@@ -8,7 +8,6 @@ their gradient becomes that of the number there. Neither is ever in memory.
 """
 
 import dataclasses
-import functools
 from itertools import compress
 
 import jax
@@ -19,39 +18,27 @@ from eqfuse.ops._edges import Edges, group_by_interval
 from eqfuse.ops.ir.form import Form, Table, tabulated
 from eqfuse.ops.ir.products import interpolation
 from eqfuse.ops.primitives import forms, rules
-from eqfuse.ops.primitives.rules import split
 
-NUM_ARRAYS = 5
-"""x, y, table, intervals and numbers; tangents or cotangents and index arrays follow."""
-ALONG = 0, 1, 4
-"""Those with derivatives in kernels: x, y and the numbers."""
+WANTED = 0, 1, 4
+"""The operands with derivatives in kernels, of x, y, table, intervals and numbers."""
 NATIVE = "float32", "float64"
 """Dtypes of kernels: in 16 bits, a number of an interval would be rounded."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
-    """The static arguments of one call; `active` are the operands of `ALONG` with tangents."""
+class Call(rules.Call):
+    """The static arguments of one call."""
 
     form: Form
     num_rows: int
     num_nodes: int | tuple[int, int]
     backend: str
-    active: tuple[bool, ...] = ()
-
-    @property
-    def places(self) -> list[int]:
-        return list(compress(ALONG, self.active))
+    num_operands = 5
 
     @property
     def unwritten(self) -> int:
         """Return the elements of the rows of weights, or of their gradient."""
         return self.num_rows * self.form.inputs[2].size
-
-    @property
-    def counts(self) -> dict:
-        """Return the parameters of `form_p` besides the form."""
-        return {name: getattr(self, name) for name in ("num_rows", "num_nodes", "backend")}
 
 
 def evaluate(form: Form, x, y, weights, edges: Edges, backend: str) -> list[jax.Array]:
@@ -64,7 +51,10 @@ def evaluate(form: Form, x, y, weights, edges: Edges, backend: str) -> list[jax.
     return tabulated_p.bind(*rules.vary_alike(arrays), call=call)
 
 
-def _definition(x, y, table, intervals, numbers, *integers, call: Call):
+def _definition(*arrays, call: Call):
+    if call.derivatives:
+        return rules.derivative(_definition, arrays, call)
+    x, y, table, intervals, numbers, *integers = arrays
     powers = [jnp.ones_like(numbers)]
     for _ in range(table.shape[1] - 1):
         powers.append(powers[-1] * numbers)
@@ -81,78 +71,35 @@ def _abstract(x, *arrays, call: Call):
     return [x.update(shape=shape, weak_type=False) for shape in shapes]
 
 
-def _along(arrays, call: Call):
-    """Return the definition as a function of the operands that have tangents, and these."""
-    places, arrays = call.places, list(arrays)
-
-    def function(*chosen):
-        full = list(arrays)
-        for n, a in zip(places, chosen, strict=True):
-            full[n] = a
-        return _definition(*full, call=call)
-
-    return function, [arrays[n] for n in places]
-
-
 def _jvp(primals, tangents, *, call: Call):
-    if type(tangents[2]) is not ad.Zero:  # a table that is differentiated, as in training
+    # a table that is differentiated, as in training, or a second derivative
+    if call.derivatives or type(tangents[2]) is not ad.Zero:
         return rules.jvp_of(_definition)(primals, tangents, call=call)
-    active = tuple(type(tangents[n]) is not ad.Zero for n in ALONG)
+    operands, _, integers = call.split(primals)
+    active = [type(t) is not ad.Zero for t in tangents[: call.num_operands]]
     outputs = tabulated_p.bind(*primals, call=call)
     if not any(active):
         return outputs, list(map(rules.zero, outputs))
-    along = dataclasses.replace(call, active=active)
-    arrays, integers = split(primals, NUM_ARRAYS)
-    chosen = [tangents[n] for n in along.places]
-    return outputs, tangent_p.bind(*rules.vary_alike([*arrays, *chosen, *integers]), call=along)
+    arrays = rules.vary_alike([*operands, *compress(tangents, active), *integers])
+    return outputs, tabulated_p.bind(*arrays, call=call.then(active))
 
 
-def _tangent(*arrays, call: Call):
-    primals, tangents, integers = split(arrays, NUM_ARRAYS, sum(call.active))
-    return jax.jvp(*_along([*primals, *integers], call), tangents)[1]
+tabulated_p = rules.derived_primitive("eqfuse_tabulated", _definition, _abstract, _jvp)
 
 
-def _transpose(cotangents, *arrays, call: Call):
-    primals, tangents, integers = split(arrays, NUM_ARRAYS, sum(call.active))
-    if not all(map(ad.is_undefined_primal, tangents)):
-        return rules.transpose_of(_tangent, cotangents, arrays, call=call)
-    cotangents = [ad.instantiate_zeros(c) for c in cotangents]
-    found = gradient_p.bind(*rules.vary_alike([*primals, *cotangents, *integers]), call=call)
-    return [None] * NUM_ARRAYS + list(found) + [None] * len(integers)
-
-
-def _gradient(*arrays, call: Call):
-    primals, cotangents, integers = split(arrays, NUM_ARRAYS, 1)
-    function, chosen = _along([*primals, *integers], call)
-    return jax.vjp(function, *chosen)[1](cotangents)
-
-
-def _gradient_abstract(*arrays, call: Call):
-    return [arrays[n].update(weak_type=False) for n in call.places]
-
-
-tabulated_p = rules.defined_primitive("eqfuse_tabulated", _definition, _abstract, jvp=_jvp)
-tangent_p = rules.defined_primitive(
-    "eqfuse_tabulated_tangent", _tangent, _abstract, transpose=_transpose
-)
-gradient_p = rules.defined_primitive("eqfuse_tabulated_gradient", _gradient, _gradient_abstract)
-
-
-def _lower(definition, *arrays, call: Call):
+def _lower(*arrays, call: Call):
     """Compute by the native kernel where there is one, or as it is defined."""
-    x, y, table, intervals, numbers, *rest = arrays
+    (x, y, table, intervals, numbers), cotangents, integers = call.split(arrays)
     is_native = call.backend == "llvm" and call.num_rows and x.dtype.name in NATIVE
-    if not is_native or not call.form.paths:
-        return definition(*arrays, call=call)
-    cotangents, integers = split(rest, len(call.active) > 0)
+    if not is_native or not call.form.paths or call.is_tangent:
+        return _definition(*arrays, call=call)
     polynomials = Table(len(table), table.shape[1])
-    form, used = tabulated(call.form, 2, polynomials, call.active)
+    wanted = tuple(call.derivatives[0][n] for n in WANTED) if call.derivatives else ()
+    form, used = tabulated(call.form, 2, polynomials, wanted)
     place = jnp.concatenate([intervals[:, None].astype(x.dtype), numbers], axis=1)
     arrays = *compress([x, y, table.reshape(1, -1), *cotangents], used), place, *integers
     return forms.form_p.bind(*rules.vary_alike(arrays), form=form, **call.counts)
 
 
-for _p, _f in ((tabulated_p, _definition), (gradient_p, _gradient), (tangent_p, None)):
-    _function = functools.partial(_lower, _f) if _f else _tangent
-    rules.definitions[_p] = _function
-    mlir.register_lowering(_p, mlir.lower_fun(_function, multiple_results=True))
+rules.definitions[tabulated_p] = _lower
+mlir.register_lowering(tabulated_p, mlir.lower_fun(_lower, multiple_results=True))

@@ -216,7 +216,10 @@ class Sequence:
                     outputs = bind(node.eqn, [env[v] for v in node.inputs])
                     env.update(zip(node.outputs, outputs, strict=True))
                 continue
-            given = [_given(env, key) for key in stage.inputs]
+            given = [
+                env[k] if isinstance(k, int) else native.of_sets(k[0], env[k[1]], k[2] - 1)
+                for k in stage.inputs
+            ]
             results = _native_call(stage.program, given, self.dtype)
             for v in (v for node in stage.nodes for v in node.outputs):
                 if not trace.avals[v].size:
@@ -233,20 +236,6 @@ def _equations(jaxpr):
         yield eqn, bool(inner)
         for part in inner:
             yield from _equations(getattr(part, "jaxpr", part))
-
-
-def _given(env, key):
-    """Return an input of a kernel, by its key of `Converter.inputs`."""
-    if isinstance(key, int):
-        return env[key]
-    name, value, size, _ = key
-    index = env[value].astype(jnp.int32)
-    if name == "order":
-        return jnp.argsort(index).astype(jnp.int32)
-    if name == "offsets":
-        counts = jnp.zeros(size, jnp.int32).at[index + 1].add(1)
-        return jnp.cumsum(counts, dtype=jnp.int32)
-    return index
 
 
 def _native_call(program: Program, arrays, dtype: str) -> list[jax.Array]:

@@ -15,7 +15,7 @@ from e3nn_jax._src.activation import parity_function
 from eqfuse import ops
 from eqfuse.ops.backends import activations
 from tests.ops import tiers
-from tests.ops.parity import initial, only
+from tests.ops.parity import assert_close, initial, only
 
 # 0.4 is where the kernels' tanh changes from a fraction to exponentials
 POINTS = np.array([0.0, 1e-6, 0.05, 0.39, 0.41, 1.0, 20.0])
@@ -221,5 +221,4 @@ def test_any_function_is_an_activation(backend, function):
     with only(backend, forbidden=("tensor_product",)):  # the gate is e3nn's, and multiplies
         (_, out), found = both(lambda params, x: module.apply(params, x, y, skip=skip))
     assert out.irreps == expected.irreps
-    for a, b in zip(jax.tree.leaves((out, found)), jax.tree.leaves((expected, exact)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=200 * 2**-24 * np.abs(b).max())
+    assert_close((out, found), (expected, exact), 200 * 2**-24)

@@ -14,7 +14,7 @@ import pytest
 from eqfuse import ops
 from tests.ops import fused_cases, tiers
 from tests.ops.cases import SMALL, Case, Contraction, Graph, random_arrays
-from tests.ops.parity import BACKENDS, UNOPTIMIZED, error, largest, only
+from tests.ops.parity import BACKENDS, UNOPTIMIZED, assert_close, only
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -73,21 +73,12 @@ all_backends = pytest.mark.parametrize("backend", BACKENDS)
 kernels_by_default = pytest.mark.parametrize("backend", tiers.KERNELS)
 
 
-def assert_same(found, expected):
-    """Trees of float64 arrays that agree to 1e-12 of the largest element of each."""
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert a.shape == b.shape
-        assert a.dtype == b.dtype == np.float64
-        assert error(np.asarray(a), np.asarray(b)) <= 1e-12 * largest(np.asarray(b))
-
-
 def assert_as_e3nn(transform, case: Case, backend: str, *arguments, launches=None):
     """`transform(product)(*arguments)` by a backend, and by e3nn-jax."""
     expected = jax.jit(transform(case.reference), compiler_options=UNOPTIMIZED)(*arguments)
     with only(backend, launches=launches):
         found = jax.block_until_ready(jax.jit(transform(case.function(backend)))(*arguments))
-    assert_same(found, expected)
+    assert_close(found, expected, 1e-12)
 
 
 def curved(product):
@@ -268,7 +259,7 @@ def test_vmap_over_graphs(backend):
     ]
     with only(backend, launches=1):
         found = jax.jit(jax.vmap(one))(*ends, *operands)
-    assert_same(found, jnp.stack(expected))
+    assert_close(found, jnp.stack(expected), 1e-12)
 
 
 @kernels_by_default

@@ -11,7 +11,7 @@ from eqfuse.ops.backends.llvm.layout import Machine
 from eqfuse.ops.ir.form import Form, Operand, Path, Segment, SegmentRef, derivatives
 from eqfuse.ops.primitives import forms
 from tests.ops.backends.llvm.test_llvm import assert_same_for_any_threads
-from tests.ops.parity import along_random_directions, only
+from tests.ops.parity import along_random_directions, assert_close, only
 
 SETS = 3
 
@@ -75,9 +75,7 @@ def test_random_mixings_and_their_derivatives(rows, num_sets, vector_bytes, monk
     expected = with_derivatives(linear_form, arrays, index, rows, "xla")
     with only("llvm"):
         found = with_derivatives(linear_form, arrays, index, rows, "llvm")
-    pairs = zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True)
-    for a, b in pairs:
-        np.testing.assert_allclose(b, a, rtol=0, atol=1e-13 * max(1.0, np.abs(a).max()))
+    assert_close(found, expected, 1e-13, least=1.0)
 
 
 def linear(mul: int, dim: int, num_sets: int = 0) -> Form:

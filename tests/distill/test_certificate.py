@@ -83,7 +83,7 @@ def test_certificate_of_a_run(begin, tmp_path, kind):
     assert ("density at 0 GPa, g/cm³" in own["teacher"]) == crystal
     assert not [row for row in known["checks"] if row["verdict"] == "FAILED"]
     assert "nve" in {row["check"] for row in known["checks"]}
-    assert known["errors"][0]["frames"] == known["frames"]["new"] + known["frames"]["own"]
+    assert known["errors"][0]["frames"] == known["frames"]["new"] + known["frames"]["last"]
     assert known["speed"]["teacher_s"] > 0
     assert page.count("data:image/png;base64") == 2 + len(known["curves"])
     assert len(known["curves"]) == {"crystal": 7, "molecule": 2, "slab": 2}[kind]

@@ -18,6 +18,7 @@
 import importlib
 
 from eqfuse import _startup
+from eqfuse.runs.process import without_collection
 
 __version__ = "0.3.0"
 _OF_INFERENCE = ("Calculator", "Committee", "born_charges", "descriptors", "hessian", "predict")
@@ -32,7 +33,8 @@ _startup.silence_cuda_plugin()
 def __getattr__(name: str):
     # JAX takes seconds to import: not for `--help`.
     if name in _OF_INFERENCE:
-        return getattr(importlib.import_module("eqfuse.inference"), name)
+        with without_collection():
+            return getattr(importlib.import_module("eqfuse.inference"), name)
     if name == "accelerate":
         return importlib.import_module("eqfuse.convert.accelerate").accelerate
     if name in (*_PACKAGES, *_WITH_EXTRAS):

@@ -4,15 +4,16 @@
     python -m benchmarks.clients.side_by_side --python sevennet=PYTHON --files 7net-0
     python -m benchmarks.clients.side_by_side --python nequip=PYTHON --files NAME.nequip.zip
     python -m benchmarks.clients.side_by_side --training --python mace=PYTHON
+    python -m benchmarks.clients.side_by_side --training --python mlip=PYTHON --run RUN
     python -m benchmarks.clients.side_by_side --run RUN --atoms 500 50000  # eqfuse alone
 
 Each program is a process (`.worker`) that computes rattled SrTiO3 once more when it is asked to, in
 turns with the others, on the same threads; atoms move between calls. Without --files the networks
 have random weights in the shape of MACE-MP-0, which mace's Python makes. Energies and forces are
 compared with those of eqfuse in float64 at every call, and programs that are further apart than
-`AGREE` are not timed. With --training they compute steps of training (`worker.TrainingInTorch`).
-Ratios are of calls of one turn: seconds of a processor, which other work on the machine disturbs
-less than those of the clock.
+`AGREE` are not timed; mlip has weights of its own, and is not compared. With --training they
+compute steps of training (`worker.TrainingInTorch`). Ratios are of calls of one turn: seconds of a
+processor, which other work on the machine disturbs less than those of the clock.
 """
 
 import argparse
@@ -51,6 +52,8 @@ OF_MACE = {
 }
 """Programs of networks of mace: whose Python they run with, and in which dtypes."""
 TRAINING = {"mace": "mace-torch", "sevennet": "sevenn", "nequix": "nequix"}
+OWN_WEIGHTS = ("mlip, training",)
+"""Programs with other weights than eqfuse."""
 OTHERS = {"sevennet": ("sevenn",), "nequix": ("nequix",), "nequip": ("nequip, compiled",)}
 
 
@@ -103,7 +106,8 @@ def measure(sides: list[Side], turns: int, agree: dict) -> list[dict]:
             energy, forces = (np.abs(a - b).max() for a, b in zip(found, expected, strict=True))
             errors = energy, forces / np.abs(expected[1]).max()
             apart[side.program] = tuple(map(max, errors, apart[side.program]))
-            if not all(a <= b for a, b in zip(errors, agree, strict=True)):
+            compared = side.program not in OWN_WEIGHTS
+            if compared and not all(a <= b for a, b in zip(errors, agree, strict=True)):
                 side.error = (
                     f"apart by {errors[0]:.1e} eV an atom and {errors[1]:.1e} of the forces"
                 )
@@ -128,7 +132,10 @@ def networks(options, folder: Path):
     """Yield name, run and {program: (Python, file, dtypes)} of each network."""
     pythons = options.python
     if options.run is not None:
-        yield options.run.name, options.run.resolve(), {}
+        run, peers = options.run.resolve(), {}
+        if options.training and "mlip" in pythons:
+            peers = {"mlip, training": (pythons["mlip"], run / "config.yaml", EITHER)}
+        yield run.name, run, peers
         return
     if options.files:
         for file in options.files:

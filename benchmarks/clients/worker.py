@@ -238,6 +238,51 @@ def _nequix_training(file, dtype):
     return TrainingInJax(params, graph_of, forward)
 
 
+def _mlip_training(file, dtype):
+    """Train a MACE of mlip in the shape of a run, of its config.yaml, with random weights."""
+    import jax
+    import yaml
+
+    jax.config.update("jax_enable_x64", dtype == "float64")
+    from mlip.data import DatasetInfo
+    from mlip.data.chemical_system import ChemicalSystem
+    from mlip.data.helpers.dynamically_batch import dynamically_batch
+    from mlip.graph import Graph
+    from mlip.models import ForceField, Mace
+
+    with open(file, encoding="utf-8") as text:
+        shape = yaml.safe_load(text)["model"]
+    cutoff = shape["cutoff"]
+    info = DatasetInfo(
+        atomic_energies_map=dict.fromkeys((z for z in range(1, 95) if not 84 <= z <= 88), 0.0),
+        graph_cutoff_angstrom=cutoff,
+        avg_num_neighbors=shape["avg_num_neighbors"],
+    )
+    config = Mace.Config(
+        num_layers=shape["layers"],
+        num_channels=shape["channels"],
+        l_max=shape["lmax"],
+        node_symmetry=shape["hidden_lmax"],
+        correlation=shape["correlation"],
+        num_rbf=shape["num_bessel"],
+        radial_mlp_hidden=[shape["radial_hidden"]] * shape["radial_layers"],
+    )
+    made = ForceField.from_mlip_network(Mace(config, info))
+
+    def graph_of(atoms, room):
+        system = ChemicalSystem.from_ase_atoms(atoms, get_property_fields=False)
+        graph = Graph.from_chemical_system(system, cutoff)
+        room = _edges_with_room(len(graph.senders), room)
+        return next(dynamically_batch([graph], len(atoms) + 1, room, 2)), room
+
+    def forward(params, graph):
+        found = made.predictor.apply(params, graph).to_prediction()
+        return found.energy, found.forces
+
+    params = jax.tree.map(lambda p: p.astype(dtype), made.params)
+    return TrainingInJax(params, graph_of, forward)
+
+
 def _eqfuse(file, dtype):
     import eqfuse
 
@@ -306,6 +351,7 @@ PROGRAMS = {
     "mace-torch, training": _mace_training,
     "sevenn, training": _sevennet_training,
     "nequix, training": _nequix_training,
+    "mlip, training": _mlip_training,
 }
 """What computes, by name: functions of a file and a dtype."""
 

@@ -68,7 +68,10 @@ def main(options: Convert):
     print(_text(converted))
     if converted.heads:
         print(f"heads      {', '.join(converted.heads)}: choose one by head=NAME")
-    print(f"radial     {Network(target, head=next(iter(converted.heads), None)).radial}")
+    networks = [Network(target, head=head) for head in converted.heads or (None,)]
+    for network in networks:
+        network.keep_tables()
+    print(f"radial     {networks[0].radial}")
     print(f"run        {target}")
     network = identify(find(program, source))
     if network is None:

@@ -16,7 +16,7 @@ from eqfuse import models
 from eqfuse.data import DataError, Structure
 from eqfuse.data.neighbors import neighbor_list
 from eqfuse.data.remarks import APERIODIC, total_charge, unread
-from eqfuse.inference.tables import placed, tables_of
+from eqfuse.inference import tables
 from eqfuse.models import Potential
 from eqfuse.models.ewald import Reach
 from eqfuse.models.radial_table import COLLECTION, choose
@@ -105,7 +105,7 @@ class Network:
         if radial == "auto":  # not by the number of edges, which differs from call to call
             radial = "table"
             if "radial" not in self.metadata:
-                found = tables_of(potential, params, self.dtype)
+                found = tables.tables_of(potential, params, self.dtype, self._run)
                 radial = "table" if found.tree else "network"
                 fields = {"radial_knots": found.knots} if found.tree else {}
         potential = potential.clone(model=potential.model.clone(radial=radial, **fields))
@@ -113,11 +113,11 @@ class Network:
         self.module = Module(potential, self.cutoff, self.dtype)
         # by NumPy: JAX would compile a conversion for each shape
         self.params = jax.device_put(jax.tree.map(lambda p: np.asarray(p, self.dtype), params))
-        self.radial, self._seeks_tables = radial, found is not None
+        self.radial, self._tables = radial, found and found._replace(tree=None)
         if found is not None:
             self.radial = found.why if found.tree else f"networks, since {found.why}"
             if found.tree:
-                self.params = self.params | {COLLECTION: placed(found, self.dtype)}
+                self.params = self.params | {COLLECTION: jax.device_put(found.tree)}
         elif radial == "table":
             self.radial = f"tables of {potential.model.radial_knots} knots"
             self.params = models.with_tables(potential, self.params)
@@ -143,12 +143,17 @@ class Network:
         params = jax.tree.map(np.asarray, {"params": self.params["params"]})
         potential, params = self.module.potential.narrow(params, keep)
         with self.precision():
-            if pairs > 1 and self._seeks_tables:
+            if pairs > 1 and self._tables:
                 smaller._take(potential, params, "auto")
             else:
                 smaller.module = Module(potential, self.cutoff, self.dtype)
                 smaller.params = self.params | jax.device_put(params)
         return smaller
+
+    def keep_tables(self):
+        """Make the tables of this network, if it has any, a part of its run."""
+        if self._tables:
+            tables.keep(self._tables, self._run)
 
     def with_dispersion(self, given: str | None) -> "Network":
         """Return this network with another dispersion; itself for None."""

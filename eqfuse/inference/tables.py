@@ -4,12 +4,15 @@ The error of a table is that of its slopes: forces are sums of them, with factor
 not change. It is measured in float64 at 800 lengths from a thousandth of the cutoff to the cutoff,
 for each pair of species that has functions of its own, relative to the largest slope of the network
 at that length or beyond, which is at least a thousandth of the largest of all. Tables are kept in
-the folder of `eqfuse.ops._host`, so that each network is measured once.
+the folder of `eqfuse.ops._host`, so that each network is measured once; those of `eqfuse convert`
+are a part of its run, too.
 """
 
 import hashlib
 import io
+import shutil
 import zipfile
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -31,19 +34,23 @@ MOST_BYTES = 1 << 28
 """Size of the largest tables."""
 _PROBES = 800  # lengths, which are at every 25th of the intervals of each of `KNOTS`
 _LEAST_SLOPE = 1e-3
-_FORMAT = 2  # of files in the cache
+_FORMAT = 3  # of files
 
 
 class Tables(NamedTuple):
-    """The tables of a network, a tree of [pairs * intervals, 6, width] in float64, or None."""
+    """The tables of a network, a tree of [pairs * intervals, 6, width], or None."""
 
     tree: dict | None
     knots: int
     why: str
+    file: Path | None = None
 
 
-def tables_of(potential, variables, dtype: str) -> Tables:
-    """Return tables within the bound of a dtype, see `BOUNDS`, from the cache or made now."""
+def tables_of(potential, variables, dtype: str, run) -> Tables:
+    """Return tables of a dtype within its bound, see `BOUNDS`: of the run, the cache, or made now.
+
+    The run is a folder, or the file of one of its networks.
+    """
     bound = BOUNDS[dtype]
     model = potential.model.clone(radial="auto", backend=None, fused=None)
     if getattr(model, "nonlinear", False):
@@ -54,11 +61,29 @@ def tables_of(potential, variables, dtype: str) -> Tables:
         leaf = np.ascontiguousarray(leaf)
         key.update(f"{jax.tree_util.keystr(path)} {leaf.dtype} {leaf.shape}".encode())
         key.update(leaf.data)
-    file = _host.cache_folder("radial") / f"{key.hexdigest()}.npz"
-    if (found := _read(file)) is None:
+    name = f"{key.hexdigest()}.npz"
+    if (file := _folder(run) / name).exists() and (found := _read(file.read_bytes())) is not None:
+        return found._replace(file=file)
+    file = _host.cache_folder("radial") / name
+    if (found := _read(_host.read(file))) is None:
         found = measured(potential, variables, bound)
+        found = found._replace(tree=jax.tree.map(lambda table: table.astype(dtype), found.tree))
         _write(file, found)
-    return found
+    return found._replace(file=file)
+
+
+def keep(tables: Tables, run):
+    """Make tables a part of a run: its first use on another machine then does not make them."""
+    if tables.file is not None:
+        folder = _folder(run)
+        folder.mkdir(exist_ok=True)
+        shutil.copyfile(tables.file, folder / tables.file.name)
+
+
+def _folder(run) -> Path:
+    """Return RUN/tables, also of a head, which is a file in a folder of RUN."""
+    path = Path(run).expanduser().absolute()
+    return (path.parent.parent if path.is_file() else path) / "tables"
 
 
 def measured(potential, variables, bound: float) -> Tables:
@@ -119,11 +144,6 @@ def slope_error(tree, exact, cells, probes) -> float:
     return float(max(errors))
 
 
-def placed(tables: Tables, dtype: str) -> dict:
-    """Return the tree of tables on the device."""
-    return jax.device_put(jax.tree.map(lambda table: table.astype(dtype), tables.tree))
-
-
 def _write(file, found: Tables):
     arrays = flatten_dict({"tree": found.tree or {}}, sep="/")
     content = io.BytesIO()
@@ -132,9 +152,9 @@ def _write(file, found: Tables):
     _host.remove_old(file.parent, "*.npz")
 
 
-def _read(file) -> Tables | None:
-    """Return tables of a file; None if there is none, or a damaged one."""
-    if (content := _host.read(file)) is None:
+def _read(content: bytes | None) -> Tables | None:
+    """Return tables of the content of a file; None if there is none, or a damaged one."""
+    if content is None:
         return None
     try:
         with np.load(io.BytesIO(content)) as arrays:  # which checks the sums of zip

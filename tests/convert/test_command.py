@@ -48,6 +48,8 @@ def test_all_heads_are_converted(name, model_file, expected, tmp_path, water, ca
     folder, arrays = tmp_path / "run", expected(name)
     assert main(["mace", str(model_file(name)), str(folder)]) == 0
     assert "heads      one, two: choose one by head=NAME" in capsys.readouterr().out
+    kept = [*(folder / "tables").glob("*.npz")]
+    assert len(kept) == (0 if name == "nonlinear" else 2)
     atoms = ase.Atoms(
         arrays["periodic_numbers"], arrays["periodic_positions"], cell=arrays["periodic_cell"]
     )

@@ -130,6 +130,28 @@ def test_a_network_is_measured_once_and_its_process_keeps_memory(tmp_path, cache
     assert file.read_bytes() != content
 
 
+def test_tables_that_a_run_has_are_not_made_again(tmp_path, cache, monkeypatch):
+    """With an empty cache; unless the file is damaged."""
+    run = untrained_run(tmp_path)
+    first = Network(run)
+    first.keep_tables()
+    [file] = (run / "tables").iterdir()
+    measured, calls = tables.measured, []
+    monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path / "other"))
+    monkeypatch.setattr(tables, "measured", lambda *given: calls.append(1) or measured(*given))
+    monkeypatch.chdir(run / "checkpoints")
+    for again in (run, "best.safetensors"):
+        network = Network(again)
+        assert network.radial == first.radial
+        np.testing.assert_array_equal(forces(network, [2.0]), forces(first, [2.0]))
+    assert not calls
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    assert Network(run).radial == first.radial
+    assert len(calls) == 1
+
+
 NUMBERS = tuple(range(13, 30))
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from eqfuse.distill.command import read
-from eqfuse.distill.rounds import Distillation
-from eqfuse.distill.sampling import Limits, closeness, rattled
+from eqfuse.distill.rounds import ENERGY, FORCES, Distillation
+from eqfuse.distill.sampling import Limits, strained
 from eqfuse.distill.student import errors_of, train
 from eqfuse.distill.teacher import labelled
 from eqfuse.inference import predict
@@ -23,13 +23,9 @@ from eqfuse.inference import predict
 
 def of_rattling(distillation, count: int, seed: int) -> list:
     """Return strained and rattled cells, with labels of the teacher."""
-    frames, rng, settings = [], np.random.default_rng([seed, 7]), distillation.settings
-    while len(frames) < count:
-        size = settings.rattle * rng.uniform(0.5, 4)
-        made = rattled(distillation.cells[0], rng, settings.strain, size)
-        if closeness(made) > Limits().closeness:
-            frames.append(labelled(made, distillation.teacher))
-    return frames
+    rng, nearest = np.random.default_rng([seed, 7]), Limits().closeness
+    made = (strained(distillation.cells[0], rng, nearest) for _ in range(count))
+    return [labelled(atoms, distillation.teacher) for atoms in made]
 
 
 def main(folder: Path, seed: int, steps: int):
@@ -51,8 +47,8 @@ def main(folder: Path, seed: int, steps: int):
         for kind in ("new", "last"):
             tests = distillation.frames(kind)
             found = errors_of(tests, predict(run, tests))
-            text += f"  {kind} {len(tests)}: F {found['forces_mev_per_a']:.1f} meV/Å, "
-            text += f"E {found['energy_mev_per_atom']:.2f} meV/atom"
+            text += f"  {kind} {len(tests)}: F {found[FORCES]:.1f} meV/Å, "
+            text += f"E {found[ENERGY]:.2f} meV/atom"
         print(text, flush=True)
 
 

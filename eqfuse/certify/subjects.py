@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import ase
 import numpy as np
+from ase.calculators.calculator import CalculationFailed, all_changes
+from ase.calculators.calculator import Calculator as AseCalculator
 from ase.stress import full_3x3_to_voigt_6_stress as to_voigt
 
 from eqfuse.certify import worker
@@ -203,6 +205,40 @@ class Remote(Subject):
             self._process.wait()
         self._process.stdout.close()
         self._log.close()
+
+
+class RemoteCalculator(AseCalculator):
+    """Calculator of ASE in a process of its own, a `Remote`, which is started again if it ended."""
+
+    implemented_properties = ("energy", "forces", "stress")
+
+    def __init__(self, name: str, python: str | None = None):
+        super().__init__()
+        self._made = name, python
+        self._subject = Remote(*self._made)
+
+    def calculate(self, atoms=None, properties=("energy",), system_changes=all_changes):
+        """Compute energy (eV), forces (eV/Å), and stress (eV/Å^3) where there is one.
+
+        Raises:
+          CalculationFailed: an error of the calculator, or its process has ended.
+        """
+        super().calculate(atoms, properties, system_changes)
+        self._subject = self._subject or Remote(*self._made)
+        try:
+            found = self._subject.ask("compute", self.atoms)
+        except DataError as error:
+            self.close()
+            raise CalculationFailed(str(error)) from error
+        if "error" in found:
+            raise CalculationFailed(found["error"])
+        self.results = {n: np.array(v) if n != "energy" else v for n, v in found.items()}
+
+    def close(self):
+        """End the process."""
+        if self._subject is not None:
+            self._subject.close()
+            self._subject = None
 
 
 def open_subject(name: str, *, python=None, **of_run) -> Subject:

@@ -10,14 +10,14 @@ import pytest
 from ase.calculators.emt import EMT
 
 from eqfuse.data.readers.ase_files import of_atoms
-from eqfuse.distill import command, rounds
+from eqfuse.distill import command, rounds, sampling
 from eqfuse.distill.sampling import rattled
 from eqfuse.distill.teacher import labelled
 from eqfuse.inference import uncertainty
 from tests.lammps.untrained import untrained_run
 
 TEACHER = "ase.calculators.emt:EMT()"
-TINY = {"batch": 16, "new": 4, "atoms": 2, "trajectories": 2, "every": 5, "minutes": 1e6}
+TINY = {"batch": 16, "new": 4, "atoms": 2, "trajectories": 2, "minutes": 1e6}
 TINY |= {"temperature": "300..600", "student": "channels=2", "properties": ()}
 
 
@@ -44,15 +44,16 @@ def begin(student, tmp_path, monkeypatch):
         return Path(shutil.copytree(student, folder / "run", dirs_exist_ok=True))
 
     monkeypatch.setattr(rounds, "train", train)
+    monkeypatch.setattr(sampling, "APART", 10.0)
     ase.io.write(tmp_path / "start.xyz", ase.build.bulk("Cu"))
 
     def made(teacher=TEACHER, *, certified=False, **given):
         if not certified:
             monkeypatch.setattr("eqfuse.distill.certificate.certify", lambda *_: {})
-        start = given.pop("start", tmp_path / "start.xyz")
+        start = str(given.pop("start", tmp_path / "start.xyz"))
         run = str(tmp_path / given.pop("run", "run"))
         settings = command.Distill(teacher=teacher, start=start, run=run, **TINY | given)
-        distillation = rounds.Distillation(settings, command.begin(settings))
+        distillation = rounds.Distillation(settings)
         distillation.trained = trained
         begun.append(distillation)
         return distillation

@@ -1,13 +1,10 @@
 """Runs of small networks with random parameters, which nothing had to train."""
 
+import dataclasses
 import functools
 
-import jax
-
-from eqfuse import models
 from eqfuse.convert.convert import write_run
-from eqfuse.convert.converted import Converted
-from eqfuse.data import Shape, collate
+from eqfuse.convert.untrained import random_network
 from eqfuse.models.potential import irreps_out
 
 FIELDS = {
@@ -18,12 +15,9 @@ FIELDS = {
 
 
 @functools.cache
-def _parameters(model: str, seed: int, fields: tuple) -> dict:
-    network = models.build(model, **dict(fields))
-    with jax.enable_x64(True):
-        graph = collate([], Shape(2, 2, 1), "float64").graph
-        arguments = graph.vectors, graph.species, graph.edges
-        return jax.device_get(jax.jit(network.init)(jax.random.key(seed), *arguments)["params"])
+def _network(model: str, seed: int, fields: tuple):
+    fields = dict(fields)
+    return random_network(model, fields, range(fields["num_species"]), seed=seed)
 
 
 def untrained_run(
@@ -49,15 +43,12 @@ def untrained_run(
     fields = FIELDS[model] | other | {"cutoff": 4.0, "num_species": len(numbers)}
     fields |= {"irreps_out": irreps_out(long_range), "avg_num_neighbors": 12.0, "num_bessel": 4}
     names = range(len(numbers))
-    converted = Converted(
-        program="eqfuse",
-        model=model,
-        fields=fields,
-        params=_parameters(model, seed, tuple(fields.items())),
+    converted = dataclasses.replace(
+        _network(model, seed, tuple(fields.items())),
+        dtype=dtype,
         scale=tuple(0.3 + 0.1 * k for k in names),
         shift=tuple(-0.5 - 0.2 * k for k in names),
         references={z: -1.0 * z for z in numbers},
-        dtype=dtype,
         long_range=long_range,
     )
     source = folder / "nothing"

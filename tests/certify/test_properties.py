@@ -7,7 +7,7 @@ from ase import units
 from ase.calculators.emt import EMT
 from ase.calculators.lj import LennardJones
 
-from eqfuse.distill import properties
+from eqfuse.certify import properties
 
 
 @pytest.fixture(scope="module")
@@ -21,10 +21,10 @@ def test_minimum_has_no_stress(copper):
 
 
 def test_bulk_modulus_is_that_of_the_elastic_constants(copper):
-    found = properties.energy_volume(copper)
-    assert found["volume"] == pytest.approx(copper.get_volume(), rel=1e-3)
+    found, _, _ = properties.energy_volume(copper)
+    assert found["volume, Å³/atom"] == pytest.approx(copper.get_volume(), rel=1e-3)
     c = properties.elastic_constants(copper)
-    assert found["bulk_modulus"] == pytest.approx((c[0, 0] + 2 * c[0, 1]) / 3, rel=0.01)
+    assert found["bulk modulus, GPa"] == pytest.approx((c[0, 0] + 2 * c[0, 1]) / 3, rel=0.01)
 
 
 def test_elastic_constants_are_slopes_of_the_energy(copper):
@@ -83,3 +83,35 @@ def test_pairs_of_a_molecule_are_by_distance():
 
 def test_density_of_copper():
     assert properties.density(ase.build.bulk("Cu", a=3.615)) == pytest.approx(8.94, abs=0.01)
+
+
+@pytest.mark.slow
+def test_properties_are_those_of_the_calculator():
+    numbers, curves = properties.of_minimum(
+        ase.build.bulk("Cu", a=3.8), Twice(), ("elastic", "volume")
+    )
+    minimum = properties.relaxed(ase.build.bulk("Cu"), EMT(), cell=True)
+    expected = properties.elastic_constants(minimum)
+    for name, value in (("C11, GPa", expected[0, 0]), ("C44, GPa", expected[3, 3])):
+        assert numbers[name] == pytest.approx(2 * value, abs=1.0)
+    assert numbers["volume, Å³/atom"] == pytest.approx(minimum.get_volume(), rel=1e-3)
+    [(volumes, energies)] = curves.values()
+    assert len(volumes) == 7
+    assert min(energies) == 0
+
+
+class Twice(EMT):
+    """EMT with twice the energies."""
+
+    def calculate(self, *given, **named):
+        super().calculate(*given, **named)
+        self.results = {name: 2 * value for name, value in self.results.items()}
+
+
+def test_molecule_has_frequencies_and_no_elastic_constants():
+    pair = ase.Atoms("Cu2", [(0, 0, 0), (0, 0, 2.3)])
+    numbers, curves = properties.of_minimum(pair, EMT(), ("volume", "elastic", "phonons"))
+    assert {*numbers} == {f"{n} frequency at Gamma, THz" for n in ("lowest", "highest")}
+    [(order, values)] = curves.values()
+    assert len(order) == len(values) == 6
+    assert values[-1] == numbers["highest frequency at Gamma, THz"]

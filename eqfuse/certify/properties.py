@@ -1,0 +1,159 @@
+"""Properties of a material by any calculator of ASE, and the time of its steps."""
+
+import tempfile
+import time
+from collections.abc import Sequence
+
+import ase
+import numpy as np
+from ase import units
+from ase.eos import calculate_eos
+from ase.filters import FrechetCellFilter
+from ase.neighborlist import neighbor_list
+from ase.optimize import FIRE
+from ase.phonons import Phonons
+
+_CALLS = 9
+_GAP = 6.0  # Å, of vacuum
+_MOVE = 0.01  # Å, of differences of forces
+_STRAIN = 0.005
+_VOLUMES = 0.06  # of that of the minimum, to either side
+_REACH, _WIDTH = 6.0, 0.1  # Å
+_THZ = units._e / units._hplanck * 1e-12  # of eV
+POINTS = {"Gamma": (0, 0, 0), "100": (0.5, 0, 0), "010": (0, 0.5, 0), "001": (0, 0, 0.5)}
+POINTS |= {"111": (0.5, 0.5, 0.5)}
+"""Gamma, and points of the zone boundary, in reciprocal lattice vectors."""
+
+
+def is_dense(atoms: ase.Atoms) -> bool:
+    """Test whether a structure is periodic in three directions, and has no vacuum of 6 Å or more.
+
+    Others, such as slabs, have no volume of their own, and are not simulated at a pressure.
+    """
+    if not atoms.pbc.all():
+        return False
+    places = np.sort(atoms.get_scaled_positions(), axis=0)
+    gaps = np.diff(places, axis=0, append=places[:1] + 1).max(axis=0)
+    heights = 1 / np.linalg.norm(atoms.cell.reciprocal().array, axis=1)
+    return bool((gaps * heights < _GAP).all())
+
+
+def seconds(calculators: Sequence, atoms: ase.Atoms) -> list[float]:
+    """Return the time of a step of each calculator: the fastest of nine calls in turns, s."""
+    rng, frame, times = np.random.default_rng(0), atoms.copy(), []
+    for _ in range(_CALLS + 1):
+        frame.positions += 0.01 * rng.normal(size=frame.positions.shape)
+        for calculator in calculators:
+            start = time.perf_counter()
+            calculator.get_forces(frame)
+            times.append(time.perf_counter() - start)
+    return np.reshape(times, (-1, len(calculators)))[1:].min(axis=0).tolist()  # the first compiles
+
+
+def relaxed(atoms: ase.Atoms, calculator, *, cell: bool) -> ase.Atoms:
+    """Return a copy with the calculator, whose atoms, and cell if asked for, are in a minimum."""
+    atoms = atoms.copy()
+    atoms.calc = calculator
+    FIRE(FrechetCellFilter(atoms) if cell else atoms, logfile=None).run(fmax=0.001, steps=300)
+    return atoms
+
+
+def of_minimum(atoms: ase.Atoms, calculator, names: Sequence[str]) -> tuple[dict, dict]:
+    """Return properties of the nearest minimum: "volume", "elastic" and "phonons", if named.
+
+    The cell of what is not dense does not relax, and it has frequencies only.
+
+    Returns:
+      {name, unit: number}, {(title, x axis, y axis): (x, y)}.
+    """
+    crystal, numbers, curves = is_dense(atoms), {}, {}
+    minimum = relaxed(atoms, calculator, cell=crystal)
+    if crystal and "volume" in names:
+        numbers, volumes, energies = energy_volume(minimum)
+        title = "Energy by volume", "volume (Å³/atom)", "energy (eV/atom)"
+        curves[title] = volumes, energies - energies.min()
+    if crystal and "elastic" in names:
+        c = elastic_constants(minimum)
+        for i, j in ((0, 0), (1, 1), (2, 2), (0, 1), (0, 2), (1, 2), (3, 3), (4, 4), (5, 5)):
+            numbers[f"C{i + 1}{j + 1}, GPa"] = c[i, j]
+    for point, values in frequencies(minimum).items() if "phonons" in names else ():
+        numbers[f"lowest frequency at {point}, THz"] = values[0]
+        numbers[f"highest frequency at {point}, THz"] = values[-1]
+        title = f"Frequencies at {point}", "in order", "frequency (THz)"
+        curves[title] = np.arange(1, len(values) + 1), values
+    return numbers, curves
+
+
+def energy_volume(minimum: ase.Atoms) -> tuple[dict, np.ndarray, np.ndarray]:
+    """Return a fit by Birch and Murnaghan, volumes (Å^3/atom) and energies (eV/atom).
+
+    Args:
+      minimum: a crystal with a calculator; its shape and scaled positions stay.
+    """
+    eos = calculate_eos(minimum, npoints=7, eps=_VOLUMES)
+    eos.eos_string = "birchmurnaghan"
+    volume, _, bulk = eos.fit()
+    fit = {"volume, Å³/atom": volume / len(minimum), "bulk modulus, GPa": bulk / units.GPa}
+    return fit, np.array(eos.v) / len(minimum), np.array(eos.e) / len(minimum)
+
+
+def elastic_constants(minimum: ase.Atoms) -> np.ndarray:
+    """Return the elastic constants [6, 6], GPa, in Voigt's order, with relaxed atoms.
+
+    Args:
+      minimum: a crystal without stress, with a calculator that has a stress.
+    """
+    stresses = np.zeros((2, 6, 6))
+    for side, sign in enumerate((1, -1)):
+        for k, (i, j) in enumerate([(0, 0), (1, 1), (2, 2), (1, 2), (0, 2), (0, 1)]):
+            strain = np.zeros((3, 3))
+            strain[i, j] += sign * _STRAIN / 2
+            strain[j, i] += sign * _STRAIN / 2  # engineering: a shear is twice its element
+            atoms = minimum.copy()
+            atoms.set_cell(minimum.cell.array @ (np.eye(3) + strain), scale_atoms=True)
+            stresses[side, k] = relaxed(atoms, minimum.calc, cell=False).get_stress()
+    constants = (stresses[0] - stresses[1]) / (2 * _STRAIN) / units.GPa
+    return (constants + constants.T) / 2
+
+
+def frequencies(minimum: ase.Atoms) -> dict[str, np.ndarray]:
+    """Return the frequencies at Gamma and, of a crystal, at points of the zone boundary, THz.
+
+    They are those of `ase.phonons` in a cell of twice the vectors, in which `POINTS` are exact. An
+    imaginary one is negative.
+    """
+    repeat, atoms = tuple(np.where(minimum.pbc, 2, 1).tolist()), minimum.copy()
+    atoms.cell = atoms.cell.complete()
+    points = {name: POINTS[name] for name in (POINTS if minimum.pbc.all() else ["Gamma"])}
+    with tempfile.TemporaryDirectory() as folder:
+        known = {"supercell": repeat, "delta": _MOVE, "name": f"{folder}/phonons"}
+        phonons = Phonons(atoms, minimum.calc, **known)
+        phonons.run()
+        phonons.read(acoustic=False, symmetrize=1)
+    found = _THZ * phonons.band_structure([*points.values()], verbose=False)
+    return dict(zip(points, found, strict=True))
+
+
+def of_frames(frames: Sequence[ase.Atoms], pressure: float | None) -> tuple[dict, np.ndarray]:
+    """Return densities of frames of dynamics at a pressure, GPa, and the radial distribution."""
+    densities, numbers = [*map(density, frames)] if pressure is not None else [], {}
+    if densities:
+        numbers[f"density at {pressure:g} GPa, g/cm³"] = float(np.mean(densities))
+        numbers["its standard deviation"] = float(np.std(densities))
+    return numbers, radial_distribution(frames)
+
+
+def radial_distribution(frames: Sequence[ase.Atoms]) -> tuple[np.ndarray, np.ndarray]:
+    """Return distances up to 6 Å, and g(r) of all atoms; pairs of an atom by Å without a cell."""
+    edges = np.arange(0, _REACH + _WIDTH / 2, _WIDTH)
+    total, periodic = np.zeros(len(edges) - 1), frames[0].pbc.all()
+    for atoms in frames:
+        counts = np.histogram(neighbor_list("d", atoms, _REACH), edges)[0] / len(atoms)
+        total += counts * (atoms.get_volume() / len(atoms) if periodic else 1.0)
+    shells = 4 / 3 * np.pi * np.diff(edges**3) if periodic else _WIDTH
+    return edges[1:] - _WIDTH / 2, total / len(frames) / shells
+
+
+def density(atoms: ase.Atoms) -> float:
+    """Return the density of a periodic cell, g/cm^3."""
+    return float(atoms.get_masses().sum() / atoms.get_volume() / units.mol * 1e24)

@@ -32,16 +32,21 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 def test_signals_are_noted_and_a_second_ctrl_c_stops_at_once(name, stops, capsys):
     """A terminal that closes may send two, which stop nothing."""
     signum = signal.Signals[name]
-    before = signal.getsignal(signum)
-    with StopRequest() as stop:
-        os.kill(os.getpid(), signum)
-        assert stop.signum == signum
-        if stops:
-            with pytest.raises(KeyboardInterrupt):
-                os.kill(os.getpid(), signum)
-        else:
+    given = signal.getsignal(signum)
+    before = signal.SIG_DFL if given == signal.SIG_IGN else given  # nohup ignores SIGHUP
+    signal.signal(signum, before)
+    try:
+        with StopRequest() as stop:
             os.kill(os.getpid(), signum)
-    assert signal.getsignal(signum) == before
+            assert stop.signum == signum
+            if stops:
+                with pytest.raises(KeyboardInterrupt):
+                    os.kill(os.getpid(), signum)
+            else:
+                os.kill(os.getpid(), signum)
+        assert signal.getsignal(signum) == before
+    finally:
+        signal.signal(signum, given)
     assert "stopping after this step" in capsys.readouterr().err
 
 

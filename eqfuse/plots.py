@@ -126,6 +126,8 @@ def spread(spreads, errors, target: Path):
         ends = [min(spreads.min(), errors.min()), max(spreads.max(), errors.max())]
         axes.plot(ends, ends, color="0.5", linewidth=0.8, zorder=0, label="error = spread")
         axes.set(xscale="log", yscale="log")
+        for axis in (axes.xaxis, axes.yaxis):
+            _few_labels(axis)
         axes.legend(fontsize="small")
     axes.set(xlabel="spread of the force (eV/Å)", ylabel="error of the force (eV/Å)")
     _save(figure, target)

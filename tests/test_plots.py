@@ -56,3 +56,19 @@ def test_parity_colours_forces_by_element(numbers, names, monkeypatch):
         colours = {z: {tuple(c) for c in faces[of_point == z]} for z in set(numbers)}
         assert all(len(own) == 1 for own in colours.values())
         assert len(set.union(*colours.values())) == len(set(numbers))
+
+
+def test_a_spread_within_a_decade_has_labels_that_do_not_overlap(monkeypatch):
+    figures = []
+    monkeypatch.setattr(plots, "_save", lambda figure, target: figures.append(figure))
+    plots.spread(np.geomspace(3e-3, 6e-2, 30), np.geomspace(2e-3, 6e-2, 30), None)
+    [axes] = figures[0].axes
+    figures[0].draw_without_rendering()
+    boxes = [
+        text.get_window_extent()
+        for text in axes.get_xticklabels(which="both")
+        if text.get_text() and text.get_visible()
+    ]
+    boxes.sort(key=lambda box: box.x0)
+    assert len(boxes) > 1
+    assert all(a.x1 < b.x0 for a, b in zip(boxes[:-1], boxes[1:], strict=True))

@@ -1,5 +1,6 @@
 """Pictures say what a reader would ask."""
 
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -71,4 +72,4 @@ def test_a_spread_within_a_decade_has_labels_that_do_not_overlap(monkeypatch):
     ]
     boxes.sort(key=lambda box: box.x0)
     assert len(boxes) > 1
-    assert all(a.x1 < b.x0 for a, b in zip(boxes[:-1], boxes[1:], strict=True))
+    assert all(a.x1 < b.x0 for a, b in itertools.pairwise(boxes))

@@ -191,9 +191,7 @@ def _of_module(kind, irreps_out, fields: dict, order, irreps, shapes, graph=None
 
     params = jax.eval_shape(init, *(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes))
     params = jax.tree.map(lambda leaf: leaf.shape, params)
-    dim = max(ir.dim for _, ir in e3nn.Irreps(irreps_out))
-    # the gradient of a parameter sums over rows and components
-    summands = dim * max(size for shape in shapes for size in shape)
+    summands = max(size for shape in shapes for size in shape)  # the gradient of a parameter
     return Problem(function, (params, *shapes), graph, summands=summands, composed=True)
 
 

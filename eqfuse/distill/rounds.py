@@ -36,7 +36,7 @@ from eqfuse.runs.schema import absolute
 KINDS = ("labels", "new", "own", "last")
 """Frames to train on, of new trajectories of the teacher, the student's and the last student's."""
 FORCES, ENERGY, SPREAD = "forces_rmse_mev_per_a", "energy_rmse_mev_per_atom", "spread_mev_per_a"
-_MOST = 20  # times the steps of a round, of the last training
+_MOST = 20  # times the steps of a round, of the last training, if all aims are met before it
 _FEWEST = 12  # labels, of which four validate
 _TIMED = 256  # atoms of a crystal whose steps are timed
 
@@ -155,7 +155,8 @@ class Distillation:
             write_table(self.work / "rounds.csv", [*rows, row])
         row, number = self.rows("rounds")[-1], len(self.rows("rounds"))
         left = self.settings.minutes - float(row["minutes"])
-        times = min(max(left / max(float(row["training_minutes"]), 1e-3), 1.0), _MOST)
+        times = max(left / max(float(row["training_minutes"]), 1e-3), 1.0)
+        times = times if self.missed(row) else min(times, _MOST)
         say(f"rounds end: {reason}; the last training has {times:.3g} times the steps of a round")
         return self._measured("last", number, self._trained(f"last-{number}", number, times))
 

@@ -9,8 +9,9 @@ import numpy as np
 
 from eqfuse.ops import _reference
 from eqfuse.ops._backend import resolve
-from eqfuse.ops._edges import nearest
+from eqfuse.ops._edges import group_by_interval, nearest
 from eqfuse.ops._tensor_product import operands, sharing
+from eqfuse.ops.ir.form import Index
 from eqfuse.ops.ir.products import basis, contraction
 from eqfuse.ops.primitives import forms
 from eqfuse.ops.primitives.rules import BatchAxes
@@ -57,17 +58,25 @@ def symmetric_contraction(
     irreps_out = e3nn.Irreps(irreps_out)
     paths = symmetric_contraction_paths(x.irreps, irreps_out, correlation)
     mul, num_paths = x.irreps[0].mul, sum(count for *_, count in paths)
-    weights = _gathered(weights, index, (num_paths, mul), x.shape[:-1])
+    weights, index = _checked(weights, index, (num_paths, mul), x.shape[:-1])
+    if index is not None and backend != "llvm":
+        weights, index = _gathered(weights, index), None
     dtype = jnp.result_type(x.dtype, weights.dtype)
     x, weights = x.astype(dtype), weights.astype(dtype)
     if backend == "e3nn":
         return _reference.symmetric_contraction(x, weights, irreps_out, correlation)
     form = contraction(_irs(x.irreps), _irs(irreps_out), mul, correlation)
-    batch_axes = BatchAxes(x.shape[:-1])
-    shared = weights.ndim == 2
-    weights = weights.reshape(1, -1) if shared else batch_axes.rows(weights, others=2)
+    batch_axes, edges = BatchAxes(x.shape[:-1]), None
+    if index is not None:  # the kernel reads the weights where they are
+        edges = group_by_interval(index.reshape(-1), len(weights))
+        form = form.indexed({1: Index.RECEIVER})
+    if index is not None or weights.ndim == 2:
+        weights = weights.reshape(-1, num_paths * mul)
+    else:
+        weights = batch_axes.rows(weights, others=2)
     arrays = [batch_axes.rows(x.array), weights]
-    [out] = forms.evaluate(sharing(form, arrays, batch_axes.count), arrays, backend=backend)
+    form = form if edges else sharing(form, arrays, batch_axes.count)
+    [out] = forms.evaluate(form, arrays, edges, backend=backend)
     return e3nn.IrrepsArray(irreps_out, batch_axes.apart(out))
 
 
@@ -111,8 +120,11 @@ def _irs(irreps: e3nn.Irreps) -> tuple[e3nn.Irrep, ...]:
     return tuple(ir for _, ir in irreps)
 
 
-def _gathered(weights, index, shape, batch_axes):
-    """Return the weights of each row, [..., paths, channels], or [paths, channels] for all rows."""
+def _checked(weights, index, shape, batch_axes):
+    """Return the weights, and the index of each row, or None.
+
+    Without an index, weights are [..., paths, channels], or [paths, channels] of all rows.
+    """
     weights = jnp.asarray(weights)
     if index is None:
         if weights.shape[-2:] != shape:
@@ -121,8 +133,8 @@ def _gathered(weights, index, shape, batch_axes):
                 f"shape {weights.shape}"
             )
         if math.prod(weights.shape[:-2]) == 1:
-            return weights.reshape(shape)
-        return jnp.broadcast_to(weights, (*batch_axes, *shape))
+            return weights.reshape(shape), None
+        return jnp.broadcast_to(weights, (*batch_axes, *shape)), None
     if weights.ndim != 3 or weights.shape[1:] != shape:
         raise ValueError(
             f"weights must be [num_indices, {shape[0]} paths, {shape[1]} channels], got shape "
@@ -132,8 +144,11 @@ def _gathered(weights, index, shape, batch_axes):
     if not jnp.issubdtype(index.dtype, jnp.integer):
         raise ValueError(f"index must hold integers, got {index.dtype}")
     if len(weights) == 1:  # such as those of one species
-        return weights[0]
-    index = nearest(index, len(weights))
-    # the gradient of the weights is a sum over rows, in float32 or better
+        return weights[0], None
+    return weights, jnp.broadcast_to(nearest(index, len(weights)), batch_axes)
+
+
+def _gathered(weights, index):
+    """Return the weights of each row; their gradient is a sum over rows, in float32 or better."""
     wide = weights.astype(jnp.promote_types(weights.dtype, jnp.float32))
-    return wide[jnp.broadcast_to(index, batch_axes)].astype(weights.dtype)
+    return wide[index].astype(weights.dtype)

@@ -228,3 +228,15 @@ def test_the_square_of_a_vector_by_hand():
     out = ops.symmetric_contraction(x, jnp.array([[[2.0, -1.0]]]), jnp.array([0]), **options)
     # (x . x) / sqrt(3), the map of norm one
     np.testing.assert_allclose(out.array, [[2 * 9 / 3**0.5, -25 / 3**0.5]], rtol=1e-6)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="GPUs gather weights by row")
+def test_weights_of_a_contraction_are_read_where_they_are():
+    x = e3nn.IrrepsArray("8x0e+8x1o", jnp.ones((1000, 32)))
+    weights, index = jnp.ones((3, 5, 8)), jnp.arange(1000) % 3
+
+    def total(x):
+        return ops.symmetric_contraction(x, weights, index, irreps_out="8x0e").array.sum()
+
+    used = jax.jit(jax.grad(total)).lower(x).compile().memory_analysis().temp_size_in_bytes
+    assert used < 1000 * weights[0].nbytes / 2

@@ -24,7 +24,7 @@ from eqfuse.certify.properties import is_dense
 from eqfuse.distill import sampling
 from eqfuse.distill.command import SETTINGS, Distill
 from eqfuse.distill.sampling import RATTLE, RATTLED, STRAIN, Limits, cells_of
-from eqfuse.distill.student import errors_of, fast_enough, train
+from eqfuse.distill.student import errors_of, fast_enough, minutes_of_steps, train
 from eqfuse.distill.teacher import labelled, open_teacher
 from eqfuse.inference.predict import predict
 from eqfuse.md.structures import read_frames
@@ -36,7 +36,7 @@ from eqfuse.runs.schema import absolute
 KINDS = ("labels", "new", "own", "last")
 """Frames to train on, of new trajectories of the teacher, the student's and the last student's."""
 FORCES, ENERGY, SPREAD = "forces_rmse_mev_per_a", "energy_rmse_mev_per_atom", "spread_mev_per_a"
-_MOST = 20  # times the steps of a round, of the last training, if all aims are met before it
+_MOST = 20, 100  # times the steps of a round, of the last training: where aims are met, and not
 _FEWEST = 12  # labels, of which four validate
 _TIMED = 256  # atoms of a crystal whose steps are timed
 
@@ -150,13 +150,15 @@ class Distillation:
             run = self._trained(f"round-{number}", number)
             row = {"round": number, "trained_on": len(self.trained_on(number))}
             row["training_minutes"] = round(self.minutes - begun, 3)
+            row["steps_minutes"] = round(minutes_of_steps(run), 3)
             self._sample("new", number)
             row |= self._measured("own", number, run) | {"minutes": round(self.minutes, 3)}
             write_table(self.work / "rounds.csv", [*rows, row])
         row, number = self.rows("rounds")[-1], len(self.rows("rounds"))
         left = self.settings.minutes - float(row["minutes"])
-        times = max(left / max(float(row["training_minutes"]), 1e-3), 1.0)
-        times = times if self.missed(row) else min(times, _MOST)
+        steps = max(float(row["steps_minutes"]), 1e-3)
+        left -= float(row["training_minutes"]) - steps  # which is spent once, on compiling
+        times = min(max(left / steps, 1.0), _MOST[bool(self.missed(row))])
         say(f"rounds end: {reason}; the last training has {times:.3g} times the steps of a round")
         return self._measured("last", number, self._trained(f"last-{number}", number, times))
 

@@ -17,6 +17,7 @@ from eqfuse.inference import uncertainty
 from tests.lammps.untrained import untrained_run
 
 TEACHER = "ase.calculators.emt:EMT()"
+STEP_SECONDS = 6.0
 TINY = {"batch": 16, "new": 4, "atoms": 2, "trajectories": 2, "minutes": 1e6}
 TINY |= {"temperature": "300..600", "student": "channels=2", "properties": ()}
 
@@ -35,13 +36,17 @@ def student(tmp_path_factory):
 def begin(student, tmp_path, monkeypatch):
     """Return a function that begins a distillation whose trainings copy the `student`.
 
-    The `trained` of what it returns has the labels, and the start, of each training.
+    The `trained` of what it returns has the labels, the start and the name of each training,
+    `steps` the steps of each.
     """
-    trained, begun = [], []
+    trained, counts, begun = [], [], []
 
     def train(folder, labels, atoms, settings, steps, *, seed=0, start=None):
         trained.append((len(labels), start and Path(start).parent.name, folder.name))
-        return Path(shutil.copytree(student, folder / "run", dirs_exist_ok=True))
+        counts.append(steps)
+        run = Path(shutil.copytree(student, folder / "run", dirs_exist_ok=True))
+        (run / "metrics.csv").write_text(f"step,elapsed_s\n1,0.1\n{steps},{STEP_SECONDS * steps}\n")
+        return run
 
     monkeypatch.setattr(rounds, "train", train)
     monkeypatch.setattr(sampling, "APART", 10.0)
@@ -54,7 +59,7 @@ def begin(student, tmp_path, monkeypatch):
         run = str(tmp_path / given.pop("run", "run"))
         settings = command.Distill(teacher=teacher, start=start, run=run, **TINY | given)
         distillation = rounds.Distillation(settings)
-        distillation.trained = trained
+        distillation.trained, distillation.steps = trained, counts
         begun.append(distillation)
         return distillation
 

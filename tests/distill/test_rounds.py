@@ -125,6 +125,19 @@ def test_rounds_end_at_half_of_the_minutes(begin):
     assert [name for *_, name in distillation.trained] == ["round-0", "last-1"]
 
 
+@pytest.mark.parametrize(
+    ("given", "times"),
+    [({}, 100), ({"forces": 1e9, "energy": 1e9}, 20), ({"minutes": 60.0}, 60)],
+    ids=["aims are missed", "aims are met", "minutes end"],
+)
+def test_steps_of_the_last_training(given, times, begin, steady, monkeypatch):
+    """A round has ten steps, which take a minute; all else takes none."""
+    monkeypatch.setattr(Distillation, "minutes", property(lambda self: 0.0))
+    distillation = begin(training_steps=10, labels=ROUND + LAST, **{"forces": 1e-9} | given)
+    distillation.run()
+    assert distillation.steps == [10, pytest.approx(10 * times, abs=10)]
+
+
 def test_labels_are_those_of_the_teacher_and_tests_are_not_trained_on(begin, steady):
     distillation = begin(labels=ROUND + LAST)
     distillation.run()

@@ -47,7 +47,7 @@ class Distill:
     driver: Literal["teacher", "student"] = setting("teacher", "of dynamics; student: for slow DFT")
     speed: float = setting(20.0, "of the student, in times of its teacher's", POSITIVE)
     student: str | None = setting(None, "settings of eqfuse train instead: 'model=mace lmax=1'")
-    training_steps: int = setting(2000, "of a round; up to 20 times as many at the end", POSITIVE)
+    training_steps: int = setting(2000, "of a round; up to 100 times at the end", POSITIVE)
     properties: tuple[str, ...] = setting(PROPERTIES, "to compare; 'none' for none")
     picoseconds: float = setting(2.0, "of the dynamics that are compared", POSITIVE)
     head: str | None = setting(None, "of a teacher with several")

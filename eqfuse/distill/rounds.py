@@ -24,7 +24,7 @@ from eqfuse.certify.properties import is_dense
 from eqfuse.distill import sampling
 from eqfuse.distill.command import SETTINGS, Distill
 from eqfuse.distill.sampling import RATTLE, RATTLED, STRAIN, Limits, cells_of
-from eqfuse.distill.student import errors_of, fast_enough, minutes_of_steps, train
+from eqfuse.distill.student import errors_of, fast_enough, train
 from eqfuse.distill.teacher import labelled, open_teacher
 from eqfuse.inference.predict import predict
 from eqfuse.md.structures import read_frames
@@ -74,7 +74,7 @@ class Distillation:
         return (time.monotonic() - self._began) / 60
 
     def rows(self, name: str) -> list[dict]:
-        """Return the rows of rounds.csv or trajectories.csv."""
+        """Return the rows of rounds.csv, trajectories.csv or another table, if it is there."""
         path = self.work / f"{name}.csv"
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         return [*csv.DictReader(text.splitlines())]
@@ -150,14 +150,15 @@ class Distillation:
             run = self._trained(f"round-{number}", number)
             row = {"round": number, "trained_on": len(self.trained_on(number))}
             row["training_minutes"] = round(self.minutes - begun, 3)
-            row["steps_minutes"] = round(minutes_of_steps(run), 3)
+            row["steps_minutes"] = float(self.rows("../metrics")[-1]["elapsed_s"]) / 60
             self._sample("new", number)
             row |= self._measured("own", number, run) | {"minutes": round(self.minutes, 3)}
             write_table(self.work / "rounds.csv", [*rows, row])
         row, number = self.rows("rounds")[-1], len(self.rows("rounds"))
-        left = self.settings.minutes - float(row["minutes"])
-        steps = max(float(row["steps_minutes"]), 1e-3)
-        left -= float(row["training_minutes"]) - steps  # which is spent once, on compiling
+        steps = max(float(row["steps_minutes"]), 1e-3)  # the rest of training_minutes compiled
+        left = (
+            self.settings.minutes - float(row["minutes"]) + steps - float(row["training_minutes"])
+        )
         times = min(max(left / steps, 1.0), _MOST[bool(self.missed(row))])
         say(f"rounds end: {reason}; the last training has {times:.3g} times the steps of a round")
         return self._measured("last", number, self._trained(f"last-{number}", number, times))

@@ -1,7 +1,6 @@
 """The student: a small network that is fast enough, its training and its errors."""
 
 import contextlib
-import csv
 import io
 import shlex
 import tempfile
@@ -91,12 +90,6 @@ def train(folder: Path, labels, atoms, settings: str, steps: int, *, seed=0, sta
         usual = [*map(of_atoms, of_dynamics(sides[1]))]  # the limit of the spread is theirs
         uncertainty.fit(run, None, usual if len(usual) >= 4 else None)
     return run
-
-
-def minutes_of_steps(run: Path) -> float:
-    """Return how long the steps of a training took, of its metrics.csv."""
-    *_, last = csv.DictReader((run / "metrics.csv").read_text(encoding="utf-8").splitlines())
-    return float(last["elapsed_s"]) / 60
 
 
 def errors_of(frames: Sequence[ase.Atoms], predicted: Sequence) -> dict:

@@ -155,11 +155,9 @@ class Distillation:
             row |= self._measured("own", number, run) | {"minutes": round(self.minutes, 3)}
             write_table(self.work / "rounds.csv", [*rows, row])
         row, number = self.rows("rounds")[-1], len(self.rows("rounds"))
-        steps = max(float(row["steps_minutes"]), 1e-3)  # the rest of training_minutes compiled
-        left = (
-            self.settings.minutes - float(row["minutes"]) + steps - float(row["training_minutes"])
-        )
-        times = min(max(left / steps, 1.0), _MOST[bool(self.missed(row))])
+        left = self.settings.minutes - float(row["minutes"]) - float(row["training_minutes"])
+        times = 1 + max(left, 0) / max(float(row["steps_minutes"]), 1e-3)  # it compiles once, too
+        times = min(times, _MOST[bool(self.missed(row))])
         say(f"rounds end: {reason}; the last training has {times:.3g} times the steps of a round")
         return self._measured("last", number, self._trained(f"last-{number}", number, times))
 

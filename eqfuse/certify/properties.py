@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import ase
 import numpy as np
 from ase import units
+from ase.data import covalent_radii
 from ase.eos import calculate_eos
 from ase.filters import FrechetCellFilter
-from ase.neighborlist import neighbor_list
 from ase.optimize import FIRE
 from ase.phonons import Phonons
+
+from eqfuse.data.neighbors import neighbor_list
 
 _CALLS = 9
 _GAP = 6.0  # Å, of vacuum
@@ -36,6 +38,29 @@ def is_dense(atoms: ase.Atoms) -> bool:
     gaps = np.diff(places, axis=0, append=places[:1] + 1).max(axis=0)
     heights = 1 / np.linalg.norm(atoms.cell.reciprocal().array, axis=1)
     return bool((gaps * heights < _GAP).all())
+
+
+def closeness(frames: Sequence[ase.Atoms]) -> dict[tuple[int, int], float]:
+    """Return the smallest distance of atoms of each two elements, by their atomic numbers.
+
+    It is over the sum of their covalent radii, and below 2: others are not bonded.
+    """
+    found = {}
+    for atoms in frames:
+        radii = covalent_radii[atoms.numbers]
+        i, j, distances = _pairs(atoms, 4 * radii.max(initial=0.1))
+        relative = distances / (radii[i] + radii[j])
+        bonded = relative < 2
+        ends = zip(*(atoms.numbers[k[bonded]].tolist() for k in (i, j)), strict=True)
+        for pair, near in zip(ends, relative[bonded].tolist(), strict=True):
+            found[pair] = min(near, found.get(pair, 2.0))
+    return found
+
+
+def _pairs(atoms: ase.Atoms, reach: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    place = atoms.positions
+    i, j, shifts = neighbor_list(place, atoms.cell.array, atoms.pbc, reach, least=0.0)
+    return i, j, np.linalg.norm(place[i] + shifts - place[j], axis=1)
 
 
 def seconds(calculators: Sequence, atoms: ase.Atoms) -> list[float]:
@@ -148,7 +173,7 @@ def radial_distribution(frames: Sequence[ase.Atoms]) -> tuple[np.ndarray, np.nda
     edges = np.arange(0, _REACH + _WIDTH / 2, _WIDTH)
     total, periodic = np.zeros(len(edges) - 1), frames[0].pbc.all()
     for atoms in frames:
-        counts = np.histogram(neighbor_list("d", atoms, _REACH), edges)[0] / len(atoms)
+        counts = np.histogram(_pairs(atoms, _REACH)[2], edges)[0] / len(atoms)
         total += counts * (atoms.get_volume() / len(atoms) if periodic else 1.0)
     shells = 4 / 3 * np.pi * np.diff(edges**3) if periodic else _WIDTH
     return edges[1:] - _WIDTH / 2, total / len(frames) / shells

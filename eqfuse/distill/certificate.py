@@ -70,7 +70,7 @@ def coverage(frames: Sequence[ase.Atoms]) -> dict:
         "volume_a3_per_atom": [a.get_volume() / len(a) for a in dense],
         "atoms": [*map(len, frames)],
         "largest_force_ev_per_a": [np.linalg.norm(a.get_forces(), axis=1).max() for a in frames],
-        "distance_over_covalent_radii": [*map(sampling.closeness, frames)],
+        "distance_over_covalent_radii": [*properties.closeness(frames).values()],
     }
     found = {"elements": sorted({s for a in frames for s in a.get_chemical_symbols()})}
     found["kinds"] = sorted({str(a.info.get("config_type", "-")) for a in frames})

@@ -20,7 +20,7 @@ import ase.io
 import numpy as np
 
 import eqfuse
-from eqfuse.certify.properties import is_dense
+from eqfuse.certify.properties import closeness, is_dense
 from eqfuse.distill import sampling
 from eqfuse.distill.command import SETTINGS, Distill
 from eqfuse.distill.sampling import RATTLE, RATTLED, STRAIN, Limits, cells_of
@@ -232,10 +232,9 @@ class Distillation:
         if name != "labels":
             return [row["stopped"] for row in rows if row["stopped"]]
         rng = np.random.default_rng([settings.seed, number])
-        dynamics = sampling.of_dynamics(self.frames("labels"))
-        nearest = min(map(sampling.closeness, dynamics), default=Limits().closeness)
+        least = closeness(sampling.of_dynamics(self.frames("labels"))) or None
         for k in range(-(-settings.batch // RATTLED) if count else settings.batch):
-            frame = sampling.strained(self.cells[k % len(self.cells)], rng, nearest)
+            frame = sampling.strained(self.cells[k % len(self.cells)], rng, least)
             self._keep(name, number, f"strained-{k}", frame)
         return []
 

@@ -5,10 +5,9 @@ from typing import NamedTuple
 
 import ase
 import numpy as np
-from ase.data import covalent_radii
-from ase.neighborlist import neighbor_list
+from ase.data import chemical_symbols
 
-from eqfuse.certify.properties import is_dense
+from eqfuse.certify.properties import closeness, is_dense
 from eqfuse.data import DataError
 from eqfuse.distill.teacher import labelled
 from eqfuse.inference.network import Network
@@ -22,22 +21,24 @@ _LEAST = 0.01  # Å, of random moves
 _VACUUM = 10.0  # Å, of a surface
 
 
-def closeness(atoms: ase.Atoms) -> float:
-    """Return the smallest distance of two atoms over the sum of their covalent radii."""
-    radii = covalent_radii[atoms.numbers]
-    first, second, distances = neighbor_list("ijd", atoms, 4 * radii.max())
-    return float((distances / (radii[first] + radii[second])).min(initial=np.inf))
-
-
 def of_dynamics(frames: Sequence[ase.Atoms]) -> list[ase.Atoms]:
     """Return the frames of dynamics: no strained cells, nor those at which a student stopped."""
     return [a for a in frames if a.info.get("config_type") not in ("strained", "stopped")]
 
 
+def too_near(atoms: ase.Atoms, least: dict | None, factor: float = 1.0) -> str:
+    """Return which atoms are nearer than in a `closeness` times a factor (None: at half), or ""."""
+    for ends, near in closeness([atoms]).items():
+        if near < (0.5 if least is None else factor * least.get(ends, 2.0)):
+            names = " and ".join(chemical_symbols[z] for z in ends)
+            return f"{names} at {near:.2f} of the sum of their covalent radii"
+    return ""
+
+
 class Limits(NamedTuple):
     """The limits beyond which a trajectory is stopped."""
 
-    closeness: float = 0.5  # see `closeness`
+    closeness: dict | None = None  # of labels
     force: float = 50.0  # eV/Å, of an atom
     volume: tuple[float, float] = (0.0, np.inf)  # Å^3 per atom, see `is_dense`
     network: Network | None = None  # of a student, whose spread has a limit
@@ -49,15 +50,15 @@ class Limits(NamedTuple):
         force = max(np.linalg.norm(a.get_forces(), axis=1).max() for a in labels)
         volumes = [a.get_volume() / len(a) for a in filter(is_dense, labels)]
         volume = 0.95 * min(volumes, default=0.0), 1.05 * max(volumes, default=np.inf)
-        return cls(0.9 * min(map(closeness, labels)), max(1.5 * force, 5.0), volume, network)
+        return cls(closeness(labels), max(1.5 * force, 5.0), volume, network)
 
     def passed(self, frame: ase.Atoms) -> str:
         """Return the limit that a frame with results passes, or ""."""
-        force, near = np.linalg.norm(frame.get_forces(), axis=1).max(), closeness(frame)
+        force = np.linalg.norm(frame.get_forces(), axis=1).max()
         if not force <= self.force:
             return f"a force of {force:.3g} eV/Å"
-        if not near >= self.closeness:
-            return f"atoms at {near:.2f} of the sum of their covalent radii"
+        if near := too_near(frame, self.closeness, 0.9):
+            return near
         if self.network is not None:
             spread = predict(self.network, [frame])[0].spread.energies.max()
             if not spread <= self.network.uncertainty["limit"]:
@@ -107,10 +108,10 @@ def rattled(atoms: ase.Atoms, rng, strain: float, distance: float) -> ase.Atoms:
     return made
 
 
-def strained(cell: ase.Atoms, rng, nearest: float) -> ase.Atoms:
-    """Return a strained and rattled cell, no closer than `nearest`, see `closeness`."""
+def strained(cell: ase.Atoms, rng, least: dict) -> ase.Atoms:
+    """Return a strained and rattled cell whose atoms are not nearer than in a `closeness`."""
     made, size = None, RATTLE * rng.uniform(0.5, 4)  # of a stiff bond, a move has a huge force
-    while made is None or (closeness(made) < nearest and size > _LEAST):
+    while made is None or (too_near(made, least) and size > _LEAST):
         made, size = rattled(cell, rng, STRAIN, size), size / 2
     made.info["config_type"] = "strained"
     return made

@@ -1,11 +1,13 @@
 """Properties of a material: the values that other ways of computing them give."""
 
+import ase
 import ase.build
 import numpy as np
 import pytest
 from ase import units
 from ase.calculators.emt import EMT
 from ase.calculators.lj import LennardJones
+from ase.data import covalent_radii
 
 from eqfuse.certify import properties
 
@@ -18,6 +20,15 @@ def copper():
 def test_minimum_has_no_stress(copper):
     assert copper.cell.lengths()[0] * 2**0.5 == pytest.approx(3.590, abs=2e-3)  # known of EMT
     assert np.abs(copper.get_stress()).max() < 1e-3
+
+
+def test_closeness_is_relative_to_covalent_radii():
+    molecule = ase.Atoms("HCl", [(0, 0, 0), (0, 0, 1.5)])
+    near = pytest.approx(1.5 / (covalent_radii[1] + covalent_radii[17]))
+    assert properties.closeness([molecule, ase.Atoms("H")]) == {(1, 17): near, (17, 1): near}
+    primitive, far = (ase.build.bulk("Cu", a=a) for a in (3.6, 3.7))  # neighbours are images
+    near = pytest.approx(3.6 / 2**0.5 / (2 * covalent_radii[29]))
+    assert properties.closeness([primitive, far]) == {(29, 29): near}
 
 
 def test_bulk_modulus_is_that_of_the_elastic_constants(copper):

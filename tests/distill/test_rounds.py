@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from ase.calculators.emt import EMT
 
+from eqfuse.certify.properties import closeness
 from eqfuse.distill import rounds, sampling
 from eqfuse.distill.rounds import Distillation, keep
-from eqfuse.distill.sampling import Limits, closeness
+from eqfuse.distill.sampling import Limits
 from eqfuse.distill.student import errors_of
 from eqfuse.distill.teacher import labelled
 from eqfuse.inference import Network, predict
@@ -28,7 +29,7 @@ def frames_of(distillation, name: str) -> list:
 @pytest.fixture
 def steady(monkeypatch):
     """Let no trajectory be stopped: the student's network is random, and goes astray."""
-    monkeypatch.setattr(Limits, "of", lambda *_: Limits(0.0, 1e9))
+    monkeypatch.setattr(Limits, "of", lambda *_: Limits({(29, 29): 0.0}, 1e9))
 
 
 def test_kept_frames_have_their_numbers(begin):
@@ -74,7 +75,7 @@ def test_own_frames_of_earlier_rounds_are_trained_on(begin, steady):
 
 
 def test_frame_at_which_the_student_was_stopped_is_trained_on(begin, monkeypatch):
-    monkeypatch.setattr(Limits, "of", lambda *_: Limits(0.0, 1e9, (0.0, 1e-3)))
+    monkeypatch.setattr(Limits, "of", lambda *_: Limits({(29, 29): 0.0}, 1e9, (0.0, 1e-3)))
     distillation = begin(labels=ROUND + LAST)
     distillation.run()
     [*_, first, second] = distillation.frames("labels")
@@ -184,9 +185,9 @@ def test_strained_cells_are_no_nearer_than_dynamics(begin, monkeypatch):
     distillation = begin(batch=64)
     distillation._sample("labels", 0)
     labels = distillation.frames("labels")
-    strained = [closeness(a) for a in labels if a.info["config_type"] == "strained"]
+    strained = [a for a in labels if a.info["config_type"] == "strained"]
     assert len(strained) == 8
-    assert min(strained) >= min(closeness(a) for a in labels[:56])
+    assert closeness(strained)[29, 29] >= closeness(labels[:56])[29, 29]
 
 
 def test_references_are_isolated_atoms_of_the_teacher(begin):

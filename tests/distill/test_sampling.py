@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from ase.calculators.emt import EMT
 from ase.calculators.lj import LennardJones
+from ase.calculators.singlepoint import SinglePointCalculator
 from ase.data import covalent_radii
 
 from eqfuse.certify.properties import is_dense
@@ -16,7 +17,6 @@ from eqfuse.distill.sampling import (
     Conditions,
     Limits,
     cells_of,
-    closeness,
     rattled,
     trajectory,
 )
@@ -34,14 +34,6 @@ def run(atoms, calculator, at, seed=0, limits=None):
     frames = [frame for frame, why, _ in every if not why]
     assert len(every) - len(frames) <= 1
     return frames, every[-1] if every[-1][1] else None
-
-
-def test_closeness_is_relative_to_covalent_radii():
-    atoms = ase.Atoms("HCl", [(0, 0, 0), (0, 0, 1.5)])
-    assert closeness(atoms) == pytest.approx(1.5 / (covalent_radii[1] + covalent_radii[17]))
-    assert closeness(ase.Atoms("H")) == np.inf
-    primitive = ase.build.bulk("Cu", a=3.6)  # whose neighbours are its images
-    assert closeness(primitive) == pytest.approx(3.6 / 2**0.5 / (2 * covalent_radii[29]))
 
 
 def test_small_cells_are_repeated_and_molecules_are_not():
@@ -144,7 +136,7 @@ def test_pressure_compresses():
     ("limits", "message"),
     [
         (Limits(force=0.01), "a force of"),
-        (Limits(closeness=1.0), "of the sum of their covalent radii"),
+        (Limits(closeness={(29, 29): 1.2}), "of the sum of their covalent radii"),
         (Limits(network=SimpleNamespace(uncertainty={"limit": 0.2})), "a spread of 0.3 eV"),
     ],
 )
@@ -180,9 +172,23 @@ def test_limits_are_those_that_labels_support():
         for r in (3.3, 3.8)
     )
     force = np.linalg.norm(near.get_forces()[0])
-    *numbers, volume, _ = Limits.of([far, near])
-    assert numbers == pytest.approx([0.9 * 3.3 / (2 * covalent_radii[18]), max(1.5 * force, 5)])
-    assert volume == (0.0, np.inf)
+    limits = Limits.of([far, near])
+    assert limits.closeness == {(18, 18): pytest.approx(3.3 / (2 * covalent_radii[18]))}
+    assert limits[1:3] == (pytest.approx(max(1.5 * force, 5)), (0.0, np.inf))
+
+
+def test_limit_of_distances_is_that_of_their_elements():
+    """Two hydrogens of ethanol as far as an O-H bond is long are no ethanol."""
+    ethanol = ase.build.molecule("CH3CH2OH")
+    bound = ethanol.copy()
+    bound.positions[8] = bound.positions[7] + (0, 0, 0.9)
+    assert ethanol.symbols[[7, 8]].get_chemical_formula() == "H2"
+    zero = {"energy": 0.0, "forces": np.zeros((9, 3))}
+    for atoms in (ethanol, bound):
+        atoms.calc = SinglePointCalculator(atoms, **zero)
+    limits = Limits.of([ethanol])
+    assert limits.passed(ethanol) == ""
+    assert limits.passed(bound) == "H and H at 1.45 of the sum of their covalent radii"
 
 
 def test_limits_are_of_dynamics_where_there_is_any():
@@ -191,7 +197,7 @@ def test_limits_are_of_dynamics_where_there_is_any():
     both, strained = Limits.of([near, far]), Limits.of([near])
     assert both.volume == pytest.approx((0.95 * 3.7**3 / 4, 1.05 * 3.7**3 / 4))
     assert strained.volume == pytest.approx((0.95 * 3.4**3 / 4, 1.05 * 3.4**3 / 4))
-    assert both.closeness > strained.closeness
+    assert both.closeness[29, 29] > strained.closeness[29, 29]
     assert both.passed(near) == "a volume of 9.83 Å³ per atom"
     assert strained.passed(near) == ""
 

@@ -76,7 +76,7 @@ def cells(errors: np.ndarray, spread: np.ndarray) -> list[str]:
     return [
         *(f"{x:.3g}" for x in rms),
         f"{rank:.2f}",
-        f"{100 * np.mean(errors < 2 * spread):.0f} %",
+        f"{100 * np.mean(errors < 2 * spread):.0f}%",
     ]
 
 

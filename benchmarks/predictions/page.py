@@ -58,7 +58,7 @@ def steps(results: list[dict]) -> list[str]:
         times = " | ".join(f"{1e3 * t:.3g}" for t in (lower, h100, h200))
         lines.append(
             f"| {MODELS[case]} | {size[0]:,}, {size[1]:,} | {RADIALS[radial]} | "
-            f"{sum(row[2] for row in rows)} | {times} | {100 * ours:.0f} % |"
+            f"{sum(row[2] for row in rows)} | {times} | {100 * ours:.0f}% |"
         )
     return lines
 

@@ -96,7 +96,7 @@ def step(title: str, items: list[Item], host_launch: float, rows: int = 20) -> s
     ]
     for kind, words in KINDS.items():
         group = [item.seconds for item in items if item.kind == kind]
-        share = f"{100 * sum(group) / total:.0f} %"
+        share = f"{100 * sum(group) / total:.0f}%"
         lines.append(f"| {words} | {len(group)} | {sum(group) * 1e6:.0f} | {share} |")
     lines += ["", head(("kind", "where from", "launches", "predicted, µs", "bound"))]
     found = breakdown(items)

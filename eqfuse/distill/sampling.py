@@ -108,7 +108,7 @@ def rattled(atoms: ase.Atoms, rng, strain: float, distance: float) -> ase.Atoms:
     return made
 
 
-def strained(cell: ase.Atoms, rng, least: dict) -> ase.Atoms:
+def strained(cell: ase.Atoms, rng, least: dict | None) -> ase.Atoms:
     """Return a strained and rattled cell whose atoms are not nearer than in a `closeness`."""
     made, size = None, RATTLE * rng.uniform(0.5, 4)  # of a stiff bond, a move has a huge force
     while made is None or (too_near(made, least) and size > _LEAST):

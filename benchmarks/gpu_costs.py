@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks import record
-from eqfuse.bench.times import in_turns
+from benchmarks.gpu.times import in_turns
 from eqfuse.ops.backends.triton.primitive import launch
 from eqfuse.ops.backends.triton.spec import KernelSpec
 

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.fused_cases import SPECS
+from benchmarks.gpu.cases import CASES, Case, Channelwise, Contraction
 from benchmarks.record import parity
 from eqfuse import ops
-from eqfuse.bench.cases import CASES, Case, Channelwise, Contraction
 from tests import interpreter  # noqa: F401  (runs the kernels on a CPU)
 
 NODES, EDGES = 3, 4
@@ -79,7 +79,7 @@ def _edges() -> ops.Edges:
 @functools.singledispatch
 def _function(case, backend: str, rng):
     """Return a function of arrays, and random arrays, of a case without a Linear."""
-    raise TypeError(f"{type(case).__name__} is no case of eqfuse.bench.cases")
+    raise TypeError(f"{type(case).__name__} is no case of benchmarks.gpu.cases")
 
 
 @_function.register

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.gpu.problems import random_edges
 from benchmarks.work import step_work
 from eqfuse import models, ops
-from eqfuse.bench.problems import random_edges
 from eqfuse.graph import Graph
 
 

@@ -1,6 +1,6 @@
-"""`eqfuse bench` with two peers beside e3nn-jax: cuEquivariance-JAX and OpenEquivariance-JAX.
+"""`benchmarks.gpu` with two peers beside e3nn-jax: cuEquivariance-JAX and OpenEquivariance-JAX.
 
-    python -m benchmarks.peers [options of eqfuse bench]
+    python -m benchmarks.peers [options of benchmarks.gpu]
 
 A peer is called in its own layout of arrays, as in a model built on it: `Side` says which columns
 of ours its columns are. A peer that is not installed or has no such op is a result that says so.
@@ -21,10 +21,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse.bench import command
-from eqfuse.bench.cases import Case
-from eqfuse.bench.problems import Problem, derivative
-from eqfuse.bench.times import Call, ParityError
+from benchmarks.gpu import command
+from benchmarks.gpu.cases import Case
+from benchmarks.gpu.problems import Problem, derivative
+from benchmarks.gpu.times import Call, ParityError
 from eqfuse.ops.ir.form import Form, Index, Operand
 
 # for each order of derivative, what arguments and results are like: the floats, or the output

@@ -17,7 +17,7 @@ import sys
 import jax
 import numpy as np
 
-from eqfuse.bench.times import ParityError
+from benchmarks.gpu.times import ParityError
 from eqfuse.ops import _host
 
 PACKAGES = (

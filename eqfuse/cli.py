@@ -23,7 +23,6 @@ COMMANDS = {
     "export": "eqfuse.export.command",
     "convert": "eqfuse.convert.command",
     "info": "eqfuse.inference.commands:run_info",
-    "bench": "eqfuse.bench.command",
 }
 """The module of each, and its function if it is not `main`; imported when it is called."""
 

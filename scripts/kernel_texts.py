@@ -2,7 +2,7 @@
 
     python scripts/kernel_texts.py > before.txt      # and after the change, then diff
 
-Triton kernels of the products in `eqfuse/bench/cases.py` (all orders, three dtypes) and of a
+Triton kernels of the products in `benchmarks/gpu/cases.py` (all orders, three dtypes) and of a
 training step of the four networks; LLVM modules of the same steps. Nothing is compiled.
 """
 
@@ -14,9 +14,9 @@ import jax
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.gpu import steps as networks
+from benchmarks.gpu.cases import CASES
 from benchmarks.launches import tetris as tetris_launches
-from eqfuse.bench import steps as networks
-from eqfuse.bench.cases import CASES
 from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.llvm.text import with_handler
 from eqfuse.ops.backends.triton import form as plan

@@ -80,7 +80,6 @@ OPTIONS = {
     "export": (["RUN", "FILE"], "for", "pjrt", "fr"),
     "convert": (["mace", "FILE", "RUN"], "head", "one", "haed"),
     "info": (["RUN", "FILE"], "types", "Cu,O", "typs"),
-    "bench": ([], "dry_run", "true", "dry_rum"),
 }
 """Words of each command, one of its settings, a value of it, and a wrong name."""
 

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import interpreted
+from benchmarks.gpu.cases import CASES as PRODUCTS
 from eqfuse import ops
-from eqfuse.bench.cases import CASES as PRODUCTS
 
 SIZES = ((135, 2_700), (3_000, 160_000))
 BACKENDS = {"e3nn-jax": "e3nn", "eqfuse": "triton"}

@@ -2,7 +2,7 @@
 
     python -m benchmarks.launches models [NAME ...]
 
-The steps of `eqfuse.bench.steps`, at two sizes.
+The steps of `benchmarks.gpu.steps`, at two sizes.
 """
 
 import functools
@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from benchmarks import record
+from benchmarks.gpu.steps import MODELS, loss, potential_of, shapes_of, training_step
 from benchmarks.networks import molecules, normal
-from eqfuse.bench.steps import MODELS, loss, potential_of, shapes_of, training_step
 from tests import interpreter  # noqa: F401  (runs the kernels on a CPU)
 
 SIZES = ((135, 2_700), (3_000, 160_000))

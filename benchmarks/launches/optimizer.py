@@ -14,9 +14,9 @@ import jax
 import optax
 
 from benchmarks import launches
+from benchmarks.gpu.steps import MODELS, potential_of, shapes_of, shapes_of_batch
 from benchmarks.predictions import steps
 from benchmarks.predictions.devices import DEVICES
-from eqfuse.bench.steps import MODELS, potential_of, shapes_of, shapes_of_batch
 from eqfuse.train import step
 from eqfuse.train.flat import Flat
 from eqfuse.train.optimizer import muon

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.gpu import steps as networks
+from benchmarks.gpu.problems import ORDERS, PROBLEMS, derivative
 from benchmarks.predictions import counts, devices, graphs, launches, model
 from benchmarks.predictions.devices import Device
 from eqfuse import ops
-from eqfuse.bench import steps as networks
-from eqfuse.bench.problems import ORDERS, PROBLEMS, derivative
 from eqfuse.graph import Graph
 from tests.emulator.functions import Launch
 

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 from benchmarks import cpu_timing
+from benchmarks.gpu.cases import BOTH2, BOTH3, SH2, SH3, Case, times
+from benchmarks.gpu.problems import Problem, derivative, graph_product
 from benchmarks.networks import Timed, normal
-from eqfuse.bench.cases import BOTH2, BOTH3, SH2, SH3, Case, times
-from eqfuse.bench.problems import Problem, derivative, graph_product
 
 NODES, EDGES = 135, 2700
 

@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks import interpreted, record
 from benchmarks.fused_cases import CASES as FUSED
 from benchmarks.fused_cases import kernels as fused_kernels
-from eqfuse.bench.cases import CASES
+from benchmarks.gpu.cases import CASES
 from eqfuse.graph import Graph
 from eqfuse.models import build
 from eqfuse.models.potential import Potential, predict

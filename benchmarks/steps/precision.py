@@ -19,9 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from benchmarks.gpu import steps as networks
 from benchmarks.networks import molecules, normal
 from eqfuse import models
-from eqfuse.bench import steps as networks
 from eqfuse.ops.backends import xla as xla_linear_forms
 from eqfuse.ops.primitives import forms, rules
 

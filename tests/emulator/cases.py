@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import fused_cases, interpreted
+from benchmarks.gpu.cases import CASES
 from eqfuse import ops
-from eqfuse.bench.cases import CASES
 from tests.emulator.functions import emulate
 
 LINEARS = {"linear 64-l2": "64x0e+64x1o+64x2e", "linear 16-l1": "16x0e+16x1o"}

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from eqfuse.bench.cases import CASES
+from benchmarks.gpu.cases import CASES
 from eqfuse.ops import _linear
 from eqfuse.ops.backends.triton import form, linear
 from eqfuse.ops.primitives import gpu_layer

@@ -8,7 +8,7 @@ import e3nn_jax as e3nn
 import numpy as np
 import pytest
 
-from eqfuse.bench.cases import CASES
+from benchmarks.gpu.cases import CASES
 from eqfuse.ops.ir import products
 from eqfuse.ops.ir.form import Form, Index, Operand, Path, Role, Segment, SegmentRef, derivatives
 

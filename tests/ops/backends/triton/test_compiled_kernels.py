@@ -9,7 +9,7 @@ import e3nn_jax as e3nn
 import pytest
 
 from benchmarks import fused_cases
-from eqfuse.bench.cases import CASES, SH2, Case
+from benchmarks.gpu.cases import CASES, SH2, Case
 from eqfuse.ops.backends.triton import form as plan
 from tests.ops import tiers
 

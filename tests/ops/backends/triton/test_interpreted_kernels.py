@@ -4,7 +4,7 @@ import e3nn_jax as e3nn
 import numpy as np
 import pytest
 
-from eqfuse.bench.cases import CASES as BENCHMARKS
+from benchmarks.gpu.cases import CASES as BENCHMARKS
 from eqfuse.ops.backends.triton import form as plan
 from eqfuse.ops.ir import products
 from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef, derivatives

@@ -65,7 +65,7 @@ def test_grids_that_cannot_run_are_refused(grid):
 
 def test_an_output_that_several_kernels_add_to_is_one_array(monkeypatch):
     """Else all but the first would add to memory that nobody has written."""
-    from eqfuse.bench.cases import CASES
+    from benchmarks.gpu.cases import CASES
     from eqfuse.ops.backends.triton import form as plan
     from eqfuse.ops.backends.triton import runtime
     from eqfuse.ops.primitives import forms

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from benchmarks.gpu.times import OURS, REFERENCE, Call, compared, precision, random_arrays
 from eqfuse import models, ops
-from eqfuse.bench.times import OURS, REFERENCE, Call, compared, precision, random_arrays
 from eqfuse.graph import Graph
 from eqfuse.train.flat import Flat
 

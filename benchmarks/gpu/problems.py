@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.gpu.cases import BOTH2, CASES, SH2, SH3, Case, Channelwise, Contraction, times
 from eqfuse import ops
-from eqfuse.bench.cases import BOTH2, CASES, SH2, SH3, Case, Channelwise, Contraction, times
 from eqfuse.ops.ir.form import Form, Index
 
 ORDERS = ("forward", "backward", "double")

@@ -1,4 +1,4 @@
-"""The command `eqfuse bench`, its jobs, and the process that runs them."""
+"""The command `python -m benchmarks.gpu`, its jobs, and the process that runs them."""
 
 import collections
 import concurrent.futures
@@ -163,7 +163,7 @@ def is_device_error(result: dict) -> bool:
 
 def results(job, settings: dict) -> list[dict]:
     """Return the results of a job, exceptions too."""
-    from eqfuse.bench import parity, steps, times  # once the environment is set
+    from benchmarks.gpu import parity, steps, times  # once the environment is set
 
     backend, seconds = settings["backend"], settings["seconds"]
     functions = {

@@ -1,4 +1,4 @@
-"""A job for `eqfuse.bench.command.Worker` that does as it is told."""
+"""A job for `benchmarks.gpu.command.Worker` that does as it is told."""
 
 import os
 import time

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.gpu.problems import ORDERS, PROBLEMS, Problem, derivative
 from eqfuse import ops
-from eqfuse.bench.problems import ORDERS, PROBLEMS, Problem, derivative
 from eqfuse.ops.info import info
 
 OURS, REFERENCE, EXACT = "eqfuse", "e3nn-jax", "e3nn-jax in float32"

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.gpu.problems import ORDERS, PROBLEMS, Problem, derivative
+from benchmarks.gpu.times import ParityError, precision
 from eqfuse import ops
-from eqfuse.bench.problems import ORDERS, PROBLEMS, Problem, derivative
-from eqfuse.bench.times import ParityError, precision
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 

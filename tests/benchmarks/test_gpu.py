@@ -1,4 +1,4 @@
-"""`eqfuse bench`, run on the CPU: what it refuses to time, and what it survives."""
+"""`python -m benchmarks.gpu`, run on the CPU: what it refuses to time, and what it survives."""
 
 import fcntl
 import re
@@ -9,12 +9,12 @@ import jax
 import optax
 import pytest
 
+from benchmarks.gpu import command as program
+from benchmarks.gpu import parity, steps, times
+from benchmarks.gpu.problems import ORDERS, PROBLEMS
+from benchmarks.gpu.times import ParityError
 from eqfuse import ops
-from eqfuse.bench import command as program
-from eqfuse.bench import parity, steps, times
-from eqfuse.bench.problems import ORDERS, PROBLEMS
-from eqfuse.bench.times import ParityError
-from tests.bench import worker_program
+from tests.benchmarks import worker_program
 
 TINY = (4, 9)
 SETTINGS = {"dry": True, "backend": "llvm", "seconds": 0.01, "peers": ""}

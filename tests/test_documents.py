@@ -97,7 +97,7 @@ def unknown(text: str) -> list[str]:
             continue
         known = {"name", "model", "data", "--help"}
         known |= set(re.findall(r"[\w.-]+", help_of(command)))
-        rest = "" if "--from-mace" in rest else re.sub(r'"[^"]*"', "", rest)
+        rest = re.sub(r'"[^"]*"', "", rest)
         rest = re.sub(r"(?<=\s)heads\.[a-z_]+", "data", rest)  # whose settings those of data are
         words = re.findall(r"(?<=\s)(--[\w-]+|[a-z_.]+(?==))", rest)
         found += [f"{command} {word}" for word in words if word not in known]

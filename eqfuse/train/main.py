@@ -16,7 +16,6 @@ from eqfuse.runs.stopping import exit_code, fail
 from eqfuse.train.resume import resumed_config, started_config
 from eqfuse.train.settings.config import Config
 from eqfuse.train.settings.help import help_text, presets
-from eqfuse.train.settings.mace import translated
 from eqfuse.train.settings.options import parse, seeds_of, to_yaml, without_dashes
 
 
@@ -27,9 +26,6 @@ def main(arguments: list[str] | None = None) -> int:
         print(help_text())
         return 0
     try:
-        if arguments[:1] == ["--from-mace"]:
-            print(translated(" ".join(arguments[1:])))
-            return 0
         settings = [argument for argument in arguments if argument != "--cfg"]
         configs = _configs(without_dashes(settings))
     except ConfigError as error:

@@ -79,8 +79,7 @@ def without_dashes(arguments: list[str]) -> list[str]:
     dashed = [a.partition("=")[0] for a in arguments if a.startswith("-")]
     others = {name: _other_name(name) for name in dashed}
     if any(other and n.lstrip("-").replace("-", "_") not in ours for n, other in others.items()):
-        hint = "eqfuse train --from-mace 'mace_run_train ...' translates a command"
-        raise ConfigError("; ".join([*filter(None, others.values()), hint]))
+        raise ConfigError("; ".join(filter(None, others.values())))
     return undashed(arguments, fields)
 
 

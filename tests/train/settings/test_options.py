@@ -1,7 +1,6 @@
 import dataclasses
 import os
 import re
-import shlex
 from pathlib import Path
 
 import jax
@@ -166,60 +165,6 @@ def test_presets_name_their_parameters(preset):
     assert count == PARAMETERS[model][name]
     [text] = [text for m, p, text in presets() if (m, p) == (model, name)]
     assert f" {count:,} parameters" in text
-
-
-COMMAND = """mace_run_train --name="first" --train_file="train.xyz" --valid_fraction=0.05
-  --test_file="test.xyz" --config_type_weights='{"Default":1.0}' --E0s='{1:-13.6, 6:-1029.2}'
-  --model="MACE" --hidden_irreps='64x0e + 64x1o' --r_max=4.5 --max_num_epochs=1500 --swa
-  --start_swa=1200 --swa_energy_weight=50 --ema --ema_decay=0.995 --amsgrad
-  --scheduler ExponentialLR --lr_scheduler_gamma=0.99 --radial_MLP="[32, 32]" --patience 20
-  --device=cuda"""
-
-
-def test_a_command_of_mace_is_translated(capsys):
-    """The first of mace's README, with values of its own, and what it does by default."""
-    assert main(["--from-mace", COMMAND]) == 0
-    command, *remarks = capsys.readouterr().out.splitlines()
-    config = parse(shlex.split(command)[2:])
-    assert remarks == ["# --device: the environment variable JAX_PLATFORMS=cpu or cuda"]
-    model, data, training = config.model, config.data, config.training
-    assert (model.channels, model.hidden_lmax, model.cutoff, model.lmax) == (64, 1, 4.5, 3)
-    assert (model.radial_layers, model.radial_hidden, model.species_linear) == (2, 32, True)
-    assert [Path(path).name for path in (data.path, data.test)] == ["train.xyz", "test.xyz"]
-    assert (data.val, data.batch_size, data.energy_key) == (0.05, 10, "REF_energy")
-    assert data.read_reference_energies(4.5) == {1: -13.6, 6: -1029.2}
-    assert data.type_weights() == {"Default": 1.0}
-    assert (config.run, config.epochs, config.seed, config.dtype) == ("first", 1500, 123, "float64")
-    assert (training.optimizer, training.lr, training.forces_weight) == ("amsgrad", 0.01, 100)
-    assert (training.schedule, training.factor, training.ema_decay) == ("exponential", 0.99, 0.995)
-    assert (training.second_stage, training.second_energy_weight) == (0.8, 50)
-    assert (training.stress_weight, training.early_stopping) == (0, 20)
-
-
-def test_other_commands_of_mace(capsys):
-    heads = "{'pbe': {'train_file': 'a.xyz', 'E0s': 'average'}, 'scan': {'train_file': 'b.xyz'}}"
-    fine = f'mace_run_train --foundation_model=a.model --heads="{heads}" --E0s=average --lora True'
-    assert main(["--from-mace", f"{fine} --lora_alpha 2 --lora_rank 4"]) == 0
-    first, command, *remarks = capsys.readouterr().out.splitlines()
-    no_lora = "nothing: all parameters are trained, see elastic="
-    assert first == "eqfuse convert mace a.model foundation"
-    settings = dict(argument.split("=", 1) for argument in shlex.split(command)[2:])
-    assert settings["start_from"] == "foundation"
-    assert settings["data.reference_energies"] == "fit"
-    assert not {"model", "channels", "layers", "cutoff"} & settings.keys()
-    assert settings["heads.pbe"] == "a.xyz"
-    assert settings["heads.scan"] == "b.xyz"
-    assert settings["heads.pbe.reference_energies"] == "average"
-    assert remarks == [f"# --{n}: {no_lora}" for n in ("lora", "lora_alpha", "lora_rank")]
-    for command, part in (
-        ("", "needs a command"),
-        ("mace_run_train --trian_file=a.xyz", "--trian_file is no option of mace_run_train"),
-        ("mace_run_train --train_file=a.xyz --loss=dipole", "--loss=dipole is unknown"),
-        ("mace_run_train --hidden_irreps=8x0e+4x1o", "one number of channels for each l"),
-        ("mace_run_train --r_max=5", "data= is missing"),
-    ):
-        assert main(["--from-mace", command]) == 2
-        assert part in capsys.readouterr().err
 
 
 def test_settings_with_dashes_are_those_without():

@@ -82,7 +82,7 @@ ORDERS = {
     "llvm": f"{CORE} rows-channelwise rows-fully-connected",
     "llvm always": "rows-gate-skip",
     "triton": f"{CORE} rows-many-columns",
-    "triton always": "graph-small",  # whose forward kernel "auto" takes, too
+    "triton always": "graph-small",  # whose kernel "auto" takes, too
 }
 
 

@@ -316,23 +316,6 @@ class Fused:
         return self.form.outputs[0].index is Index.RECEIVER
 
     @property
-    def epilogue(self) -> Fused:
-        """Return the epilogue: the op of rows that are the product."""
-        [out] = self.form.outputs
-        source = Operand("m", out.size, out.segments, True)
-        refs = [SegmentRef(0, n) for n in range(len(out.segments))]
-        pairs = zip(refs, out.segments, strict=True)
-        paths = [path_between((ref,), ref, (s.dim,)) for ref, s in pairs]
-        out = dataclasses.replace(out, index=Index.ROW)
-        form = Form((source,), (out,), tuple(paths))
-        return dataclasses.replace(self, form=form)
-
-    @property
-    def is_epilogue(self) -> bool:
-        """Return whether the product is a row that is given, see `epilogue`."""
-        return len(self.form.inputs) == 1
-
-    @property
     def num_sets(self) -> int:
         return self.linear.linear_form.num_sets
 

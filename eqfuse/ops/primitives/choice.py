@@ -34,18 +34,8 @@ class Kernels(enum.Enum):
     NATIVE = "on a CPU: one kernel, and one for each derivative"
     ROWS = "on a GPU, over rows: one kernel each way, second derivatives apart"
     BLOCKS = "on a GPU, over rows: the kernels of the parts, some rows at a time"
-    NODES = (
-        "on a GPU, on a graph: one kernel forward; backward that of the epilogue and the product"
-    )
     VALUE = "on a GPU, on a graph: one kernel for the value, its derivatives apart"
-    EPILOGUE = (
-        "on a GPU: what follows the sums of nodes that NODES has written, see `Fused.epilogue`"
-    )
-
-    @property
-    def keeps_sums(self) -> bool:
-        """Tell that the sums of nodes are an output too, for the derivatives."""
-        return self in (Kernels.NODES, Kernels.VALUE)
+    """The sums of nodes are an output too, for the derivatives."""
 
 
 class Choice(NamedTuple):
@@ -61,9 +51,9 @@ def resolve_fused(fused: str | None) -> str:
     Args:
       fused: "always" is one kernel forward and one backward, of the product, the Linear, the skip
         and the gate, or an error that says why there is none. On a GPU one or two more compute
-        the gradients of parameters, and on a graph the backward is two. "never" is a kernel for
-        each of them. "auto" is what is measured or predicted to be faster (the page "What runs").
-        None is what the environment variable EQFUSE_FUSED says, or "auto".
+        the gradients of parameters, and on a graph the backward is that of "never", which is a
+        kernel for each of them. "auto" is what is measured or predicted to be faster (the page
+        "What runs"). None is what the environment variable EQFUSE_FUSED says, or "auto".
     Raises:
       ValueError: an unknown name.
 
@@ -94,7 +84,7 @@ def choose(mode: str, fused: Fused, num_rows: int, num_nodes: int, backend: str,
     reason = unsupported_reason(fused, backend, dtype)
     if mode == "always":
         refuse(mode, reason)
-        whole = Kernels.NODES if fused.summed else Kernels.ROWS
+        whole = Kernels.VALUE if fused.summed else Kernels.ROWS
         whole = Kernels.NATIVE if backend == "llvm" else whole
         return Choice(whole, "fused: 'always' was asked for")
     if reason:

@@ -1,13 +1,11 @@
-"""How a fused op runs on a GPU: its kernels over rows and of nodes."""
+"""How a fused op runs on a GPU: its kernels over rows, and the one of nodes, which is forward."""
 
-import dataclasses
 from itertools import compress
 
 from eqfuse.ops.backends.triton import form, node, primitive
 from eqfuse.ops.backends.triton import rows as row_kernels
 from eqfuse.ops.backends.triton.primitive import launch
 from eqfuse.ops.ir.form import backward_form
-from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.primitives import layer
 from eqfuse.ops.primitives.choice import Kernels
 from eqfuse.ops.primitives.layer import Call
@@ -43,15 +41,6 @@ def forward(*arrays, call: Call):
     return _launch_over(call.num_output_rows, call, kernel, named, call.sizes)
 
 
-def _operands_of_backward(call: Call, arrays):
-    """Return floats, cotangents and integers, and all by the names that kernels use."""
-    fused, (_, given) = call.fused, call.derivatives
-    [*floats, z], cotangents, integers = call.split(arrays)
-    named = fused.named(floats, integers) | {"z": z}
-    named |= dict(zip(fused.cotangents(given), cotangents, strict=True))
-    return floats, cotangents, integers, named
-
-
 def rows_backward(*arrays, call: Call):
     """Return cotangents of the wanted operands.
 
@@ -59,7 +48,9 @@ def rows_backward(*arrays, call: Call):
     sums them. One more, or two, for the gradients of the parameters.
     """
     fused, ([*wanted, _], given) = call.fused, call.derivatives
-    floats, dz, integers, named = _operands_of_backward(call, arrays)
+    [*floats, z], dz, integers = call.split(arrays)
+    named = fused.named(floats, integers) | {"z": z}
+    named |= dict(zip(fused.cotangents(given), dz, strict=True))
     of_inputs, of_parameters, of_skip = fused.operands(wanted)
     gated, dtype = "ct_out" in named, floats[0].dtype.name
     dinputs, gradients = [], []
@@ -91,33 +82,9 @@ def _gradients(call: Call, wanted, named: dict, dtype: str) -> list:
     return results if parts == 1 else primitive.reduced(weights, results, dtype)
 
 
-def node_backward(*arrays, call: Call):
-    """Return cotangents of the wanted operands of what follows the sums; see `Fused.epilogue`.
-
-    One kernel for that of the sums, which writes that of the pre-activation too; the gradients of
-    parameters are the Linear's.
-    """
-    fused, ([*wanted, _], given) = call.fused, call.derivatives
-    [of_sums], of_parameters, of_skip = fused.operands(wanted)
-    if not of_sums:
-        return layer.definition(*arrays, call=call)
-    floats, cotangents, integers, named = _operands_of_backward(call, arrays)
-    kernel = node.backward(fused, given, floats[0].dtype.name, 4)
-    sizes = [floats[0].shape[1], *[fused.linear.size_out] * ("ct_out" in named)]
-    dm, *dz = _launch_over(call.num_rows, call, kernel, named, sizes)
-    dz, gradients = dz or cotangents, []
-    if any(of_parameters):
-        plain = Fused.build(fused.form, fused.linear, None, False)
-        linear = (False, *of_parameters, False), (True,) * len(dz)
-        operands = [*floats[: plain.num_floats], dz[0], *dz, *integers]
-        plain = dataclasses.replace(call, fused=plain, derivatives=linear)
-        gradients = layer.definition(*operands, call=plain)
-    return [dm, *gradients, *(dz if of_skip else [])]
-
-
 KERNELS = {
-    **{(whole, 0): forward for whole in (Kernels.ROWS, Kernels.NODES, Kernels.VALUE)},
+    (Kernels.VALUE, 0): forward,
+    (Kernels.ROWS, 0): forward,
     (Kernels.ROWS, 2): rows_backward,
-    (Kernels.EPILOGUE, 2): node_backward,
 }
 """By what computes an op and how often it is derived: tangents and transposes."""

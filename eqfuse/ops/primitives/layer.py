@@ -43,7 +43,7 @@ class Call(rules.Call):
     @property
     def sizes(self) -> tuple[int, ...]:
         """Return the sizes of the rows of the op's outputs; sums of nodes come last, if kept."""
-        sums = [self.fused.form.outputs[0].size] if self.kernels.keeps_sums else []
+        sums = [self.fused.form.outputs[0].size] if self.kernels is Kernels.VALUE else []
         return (*self.fused.sizes, *sums)
 
     @property
@@ -120,16 +120,12 @@ def definition(*arrays, call: Call) -> list:
 
 def product(call: Call, form: Form, inputs, integers) -> list:
     """Return a form on the operands of a call."""
-    if call.fused.is_epilogue:
-        return list(inputs)
     _, arrays = call.fused.split(integers)
     return forms.form_p.bind(*inputs, *arrays.values(), form=form, **call.counts)
 
 
 def _product_tangent(call: Call, inputs, tangents, integers):
     """Return the tangent of the product, from that of each input or None; None where it is zero."""
-    if call.fused.is_epilogue:
-        return tangents[0]
     arrays, form = list(call.fused.split(integers)[1].values()), call.fused.form
     return rules.bind_tangent(forms.form_p, form, inputs, tangents, arrays, call.counts)[0]
 
@@ -160,7 +156,7 @@ def _value(*arrays, call: Call) -> list:
     )
     z = z if skip is None else z + skip
     gated = [] if fused.gate is None else [_apply_gate(call, z)]
-    return [*gated, z, *([m] if call.kernels.keeps_sums else [])]
+    return [*gated, z, *([m] if call.kernels is Kernels.VALUE else [])]
 
 
 def _tangent(*arrays, call: Call, m=None) -> list:
@@ -188,7 +184,7 @@ def _tangent(*arrays, call: Call, m=None) -> list:
     if t_z is None:
         t_z = rules.vary_alike([jnp.zeros_like(z), z])[0]
     gated = [] if fused.gate is None else [_gate_tangent(call, z, t_z)]
-    return [*gated, t_z, *([t_m] if call.kernels.keeps_sums else [])]
+    return [*gated, t_z, *([t_m] if call.kernels is Kernels.VALUE else [])]
 
 
 # the primitive
@@ -212,28 +208,10 @@ def _jvp(primals, tangents, *, call: Call):
     if not any(active):
         return outputs, list(map(rules.zero, outputs))
     arrays = rules.vary_alike([*operands, *compress(tangents, active), *integers])
-    if not call.kernels.keeps_sums:
+    if call.kernels is not Kernels.VALUE:
         return outputs, fused_p.bind(*arrays, call=call.then(active))
-    if call.kernels is Kernels.VALUE:
-        *results, t_m = _tangent(*arrays, call=call.then(active), m=outputs[-1])
-    else:
-        *results, t_m = _epilogue_tangent(operands, rules.given(tangents), integers, outputs, call)
+    *results, t_m = _tangent(*arrays, call=call.then(active), m=outputs[-1])
     return outputs, [*results, rules.zero(outputs[-1]) if t_m is None else t_m]
-
-
-def _epilogue_tangent(operands, tangents, integers, outputs, call: Call) -> list:
-    """Return the tangents of the outputs, from that of the sums of nodes, which were kept."""
-    fused, m = call.fused, outputs[-1]
-    [*floats, z] = operands
-    inputs, _, _ = fused.operands(floats)
-    t_inputs, t_parameters, t_skip = fused.operands(tangents[: len(floats)])
-    t_m = _product_tangent(call, inputs, t_inputs, integers)
-    changed = [t_m, *t_parameters, *([t_skip] if fused.skip else []), None]
-    active = [t is not None for t in changed]
-    epilogue = Call(fused.epilogue, call.num_nodes, 0, call.backend, Kernels.EPILOGUE)
-    arrays = [m, *floats[len(inputs) :], z, *compress(changed, active)]
-    arrays = rules.vary_alike([*arrays, *integers[: fused.num_sets > 0]])
-    return [*fused_p.bind(*arrays, call=epilogue.then(active)), t_m]
 
 
 fused_p = rules.derived_primitive("eqfuse_fused", definition, _abstract, _jvp)

@@ -1,7 +1,7 @@
-"""A fused op on a graph as the text of two Triton kernels, in which a program owns a node.
+"""The value of a fused op on a graph as the text of a Triton kernel: a program owns a node.
 
-Forward, it walks the edges as the kernel of the product does, writes their sums, and goes on with
-the Linear, the skip and the gate. Backward, it takes the cotangents back to that of the sums.
+It walks the edges as the kernel of the product does, writes their sums, and goes on with the
+Linear, the skip and the gate.
 """
 
 import dataclasses
@@ -12,10 +12,9 @@ from eqfuse.ops.backends.triton.epilogue import (
     FusedEmitter,
     FusedKernel,
     Place,
-    write_cotangent,
     write_gated,
 )
-from eqfuse.ops.backends.triton.form import ADDED, THREADS, WARP, TaskEmitter
+from eqfuse.ops.backends.triton.form import ADDED, WARP, TaskEmitter
 from eqfuse.ops.backends.triton.text import power_of_two
 from eqfuse.ops.ir.form import Form, Term
 from eqfuse.ops.ir.fused import Fused, Part
@@ -113,35 +112,6 @@ def forward(fused: Fused, dtype: str, edge_lanes: int = 1) -> FusedKernel:
     return t.kernel("fused_node", note, inputs, integers, outputs, scalars)
 
 
-@functools.lru_cache(maxsize=256)
-def backward(fused: Fused, given, dtype: str, edge_lanes: int = 1) -> FusedKernel:
-    """Return the kernel that writes the cotangent of the sums, `dm`, of an epilogue.
-
-    With a cotangent of the gated row it writes that of the pre-activation too, `dz`.
-    """
-    names = fused.cotangents(given)
-    lanes = max(WARP, power_of_two(fused.form.max_mul))
-    t = NodeEmitter(fused, dtype, min(THREADS, lanes * edge_lanes))
-    t.emit("node = tl.program_id(0).to(tl.int64)")
-    t.read_set()
-    gated = "ct_out" in names
-    if gated:
-        for tile in fused.gate.tiles:
-            write_cotangent(t, tile, "ct_z" in names)
-        t.emit("tl.debug_barrier()")
-    [source] = fused.form.inputs
-    end = 0
-    for n, block in sorted(enumerate(fused.linear.blocks_in), key=lambda pair: pair[1].offset):
-        _write_zeros(t, source.size, end, block.offset)
-        _write_cotangent_of_sums(t, n, "dz" if gated else "ct_")
-        end = block.offset + block.mul * block.dim
-    _write_zeros(t, source.size, end, source.size)
-    note = f"backward of a row mixed to {fused.linear.irreps_out}"
-    inputs = [*t.parameters, *(["z"] if gated else []), *names]
-    outputs = dict.fromkeys(["dm", *["dz"] * gated], dtype)
-    return t.kernel("fused_node_backward", note, inputs, t.set_index, outputs)
-
-
 def _write_mixed(t: NodeEmitter, part: Part):
     """Write a block of the pre-activation: the Linear of the sums, bias and skip."""
     dim = t.linear.blocks_out[part.block].dim
@@ -164,46 +134,18 @@ def _write_mixed(t: NodeEmitter, part: Part):
                 place.store(place.of_z("", k), " + ".join([value, *more]))
 
 
-def _times_matrix(t: NodeEmitter, term: Term, starts: list[int], dim: int, dz: str | None = None):
-    """Return columns of a term of the Linear of the sums, or of its transpose of `dz`."""
-    source, whole = t.linear.blocks_in[term.x.segment], term.z.segment
-    width, size = t.linear.blocks_out[whole].mul, t.fused.form.outputs[0].size
+def _times_matrix(t: NodeEmitter, term: Term, starts: list[int], dim: int):
+    """Return columns of a term of the Linear of the sums."""
+    source, width = t.linear.blocks_in[term.x.segment], t.linear.blocks_out[term.z.segment].mul
+    size = t.fused.form.outputs[0].size
 
-    def row(n: str, k: int) -> str:
-        if dz is not None:
-            return Place(t, Part(whole, 0, width), n).of_z(dz, k)
-        return f"m_ptr + node * {size} + {source.offset} + {n} * {source.dim} + {k}"
+    def row(u: str, k: int) -> str:
+        return f"m_ptr + node * {size} + {source.offset} + {u} * {source.dim} + {k}"
 
-    def matrix(n: str, start: int) -> str:
-        u, v = (n, t.column(start)) if dz is None else (t.column(start), n)
+    def matrix(u: str, start: int) -> str:
+        v = t.column(start)
         mask = f"({u}[:, None] < {source.mul}) & ({v}[None, :] < {width})"
         place = f"{u}[:, None] * {width} + {v}[None, :]"  # neighbours of a row at once
-        tile = t.load(f"{t.parameter(term)} + {place}", mask)
-        return tile if dz is None else t.name(f"tl.trans({tile})")
+        return t.load(f"{t.parameter(term)} + {place}", mask)
 
-    return t.times(row, matrix, starts, dim, source.mul if dz is None else width, term.scale)
-
-
-def _write_cotangent_of_sums(t: NodeEmitter, number: int, dz: str):
-    """Write the cotangent of a block of the sums, from that of the pre-activation in memory."""
-    block, size = t.linear.blocks_in[number], t.fused.form.inputs[0].size
-    terms = [x for x in t.linear.linear_form.terms if x.x is not None and x.x.segment == number]
-    loop, starts = t.column_groups(block.mul, block.dim)
-    with t.block(loop):
-        results = [_times_matrix(t, term, starts, block.dim, dz) for term in terms]
-        found = t.added(results, starts, block.dim)
-        for start, values in zip(starts, found, strict=True):
-            u = t.column(start)
-            place = f"dm_ptr + node * {size} + {block.offset} + {u} * {block.dim}"
-            for k, value in enumerate(values):
-                t.emit(f"tl.store({place} + {k}, {value}, mask={u} < {block.mul})")
-
-
-def _write_zeros(t: NodeEmitter, size: int, first: int, stop: int):
-    """Write zeros to columns of the cotangent of the sums that the Linear does not read."""
-    if first == stop:
-        return
-    with t.block(f"for column in tl.range({first}, {stop}, {t.columns}, num_stages=1):"):
-        v = t.column(0)
-        zeros = f"tl.zeros([{t.columns}], {t.real})"
-        t.emit(f"tl.store(dm_ptr + node * {size} + {v}, {zeros}, mask={v} < {stop})")
+    return t.times(row, matrix, starts, dim, source.mul, term.scale)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from eqfuse.distill.command import read
 from eqfuse.distill.rounds import ENERGY, FORCES, Distillation
 from eqfuse.distill.sampling import Limits, strained
+from eqfuse.distill.settings import read
 from eqfuse.distill.student import errors_of, train
 from eqfuse.distill.teacher import labelled
 from eqfuse.inference import predict

@@ -21,10 +21,18 @@ from eqfuse import _startup
 from eqfuse.runs.process import without_collection
 
 __version__ = "0.3.0"
-_OF_INFERENCE = ("Calculator", "Committee", "born_charges", "descriptors", "hessian", "predict")
+_LATE = {
+    "Calculator": "eqfuse.inference",
+    "Committee": "eqfuse.inference",
+    "accelerate": "eqfuse.convert.accelerate",
+    "born_charges": "eqfuse.inference",
+    "descriptors": "eqfuse.inference",
+    "hessian": "eqfuse.inference",
+    "predict": "eqfuse.inference",
+}
 _PACKAGES = ("convert", "data", "inference", "md", "models", "ops", "train")
 _WITH_EXTRAS = ("jax_md", "torch_sim")  # which `import *` must not import
-__all__ = [*_OF_INFERENCE, *_PACKAGES, "accelerate"]
+__all__ = [*_LATE, *_PACKAGES]
 
 
 _startup.silence_cuda_plugin()
@@ -32,11 +40,9 @@ _startup.silence_cuda_plugin()
 
 def __getattr__(name: str):
     # JAX takes seconds to import: not for `--help`.
-    if name in _OF_INFERENCE:
+    if name in _LATE:
         with without_collection():
-            return getattr(importlib.import_module("eqfuse.inference"), name)
-    if name == "accelerate":
-        return importlib.import_module("eqfuse.convert.accelerate").accelerate
+            return getattr(importlib.import_module(_LATE[name]), name)
     if name in (*_PACKAGES, *_WITH_EXTRAS):
         return importlib.import_module(f"eqfuse.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,7 +18,7 @@ import ase
 import numpy as np
 from ase.data import atomic_numbers, covalent_radii
 
-from eqfuse.convert.convert import READERS
+from eqfuse.convert.conversion import READERS
 
 FOLDER = Path(__file__).parents[1] / "tests" / "convert" / "goldens" / "networks"
 

@@ -1,11 +1,12 @@
 """Networks of other programs as runs of this one, and back."""
 
-from eqfuse.convert.convert import convert, convert_mace
-from eqfuse.convert.converted import ConvertError
-from eqfuse.convert.export import export_mace
+from eqfuse._late import late
 
-__all__ = ["ConvertError", "convert", "convert_mace", "export_mace"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+_LATE = {
+    "ConvertError": "eqfuse.convert.converted",
+    "convert": "eqfuse.convert.conversion",
+    "convert_mace": "eqfuse.convert.conversion",
+    "export_mace": "eqfuse.convert.export",
+}
+__all__ = [*_LATE]
+__getattr__, __dir__ = late(__name__, _LATE)

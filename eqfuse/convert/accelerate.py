@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from ase.calculators.mixing import SumCalculator
 
-from eqfuse.convert.convert import convert
+from eqfuse.convert.conversion import convert
 from eqfuse.convert.converted import ConvertError
 from eqfuse.inference.calculator import Calculator
 from eqfuse.inference.tables import BOUNDS

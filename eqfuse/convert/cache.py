@@ -1,4 +1,4 @@
-"""Networks of other programs as runs in the user's cache, see `eqfuse.runs.names.named`."""
+"""Networks of other programs as runs in the user's cache, see `eqfuse.convert.names.resolved`."""
 
 import hashlib
 import shutil
@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 
 from eqfuse import __version__
-from eqfuse.convert.convert import convert
+from eqfuse.convert.conversion import convert
 from eqfuse.convert.converted import ConvertError
 from eqfuse.convert.registry import cache_folder, find_network, identify, published
 from eqfuse.runs.errors import CheckpointError

@@ -5,9 +5,10 @@ from pathlib import Path
 
 from ase.data import chemical_symbols
 
-from eqfuse.convert.convert import convert, find
+from eqfuse.convert.conversion import convert, find
 from eqfuse.convert.converted import Converted, ConvertError
 from eqfuse.convert.export import export_mace
+from eqfuse.convert.names import resolved
 from eqfuse.convert.registry import identify, published
 from eqfuse.inference.network import Network
 from eqfuse.runs import command
@@ -61,7 +62,7 @@ def main(options: Convert):
     if given := [name for name, value in choices.items() if value is not None]:
         raise ConfigError(f"{given[0]}= is not for {program}; leave it out")
     if program == "export":
-        export_mace(source, target)
+        export_mace(resolved(source), target)
         print(f"{target} is written; scripts/mace_load.py makes a mace network of it")
         return
     converted = convert(program, source, target, choice=choice)

@@ -17,7 +17,7 @@ from eqfuse.certify.subjects import Run
 from eqfuse.data.error_table import error_table
 from eqfuse.data.readers.ase_files import of_atoms
 from eqfuse.distill import sampling
-from eqfuse.distill.rounds import KINDS
+from eqfuse.distill.settings import KINDS
 from eqfuse.inference.predict import predict
 from eqfuse.md.langevin import timestep_of
 from eqfuse.runs import page

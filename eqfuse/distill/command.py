@@ -1,85 +1,11 @@
-"""The command `eqfuse distill`, and its settings."""
+"""The command `eqfuse distill`."""
 
-import dataclasses
 import functools
-import json
-import math
 from pathlib import Path
-from typing import Literal
 
-from eqfuse.runs import command, schema
+from eqfuse.distill.settings import CHANGEABLE, Distill, read
+from eqfuse.runs import command
 from eqfuse.runs.errors import CheckpointError, ConfigError
-from eqfuse.runs.schema import NOT_NEGATIVE, POSITIVE, Range, require, setting, word
-
-PROPERTIES = ("volume", "elastic", "phonons", "dynamics")
-CHANGEABLE = ("labels", "minutes", "forces", "energy")  # what resume= takes besides
-SETTINGS = "distill/settings.json"
-_ENOUGH = Range(lambda value: value >= 12, "12 or more, of which four validate")
-
-
-@dataclasses.dataclass(kw_only=True)
-class Distill:
-    """Train a fast potential of a material on labels of a slow one, its teacher.
-
-    Rounds of dynamics, labels and training end when the errors of new trajectories, which are never
-    trained on, are below forces= and energy=, or labels= or half of minutes= are used up.
-    The folder run= is a run like any other, with certificate.html, which compares both.
-
-    Examples:
-      eqfuse distill 7net-0 START.xyz temperature=300..1500 run=fast
-      eqfuse distill 'tblite.ase:TBLite(method="GFN2-xTB")' molecule.xyz batch=60 run=fast
-      eqfuse distill resume=fast minutes=120
-    """
-
-    teacher: str | None = word("a run, a published network, or module:function(...) of ASE", None)
-    start: str | None = word("structures of the material, in a file of any format", None)
-    temperature: str = setting("300..1000", "K, of dynamics, from..to")
-    pressure: str = setting("0", "GPa, of dynamics of crystals and liquids, from..to")
-    defects: tuple[str, ...] | None = setting(None, "to sample besides: vacancy, surface, or both")
-    forces: float = setting(50.0, "meV/Å, aim of the RMSE on new trajectories", POSITIVE)
-    energy: float = setting(2.0, "meV/atom, aim of the RMSE on new trajectories", POSITIVE)
-    labels: int = setting(2000, "of the teacher at most, those of tests included", _ENOUGH)
-    minutes: float = setting(60.0, "of rounds, at most half of these, and training", POSITIVE)
-    batch: int = setting(160, "labels to train on in each round", _ENOUGH)
-    new: int = setting(16, "labels of new trajectories, and of the student's, a round", POSITIVE)
-    trajectories: int = setting(4, "in each round, over the temperatures", POSITIVE)
-    atoms: int = setting(64, "up to which small cells are repeated", POSITIVE)
-    driver: Literal["teacher", "student"] = setting("teacher", "of dynamics; student: for slow DFT")
-    speed: float = setting(20.0, "of the student, in times of its teacher's", POSITIVE)
-    student: str | None = setting(None, "settings of eqfuse train instead: 'model=mace lmax=1'")
-    training_steps: int = setting(2000, "of a round; up to 100 times at the end", POSITIVE)
-    properties: tuple[str, ...] = setting(PROPERTIES, "to compare; 'none' for none")
-    picoseconds: float = setting(2.0, "of the dynamics that are compared", POSITIVE)
-    head: str | None = setting(None, "of a teacher with several")
-    python: str | None = setting(None, "of a calculator's environment", convert=schema.absolute)
-    seed: int = setting(0, "of all that is random", NOT_NEGATIVE)
-    run: str | None = setting(None, "folder that is written; null: runs/<date-time>_distill")
-    resume: str | None = setting(None, f"folder to go on with; takes {'=, '.join(CHANGEABLE)}=")
-
-    def __post_init__(self):
-        schema.check_ranges(self, "")
-        self.properties = tuple(name for name in self.properties if name != "none")
-        for name in self.properties:
-            schema.one_of("properties", name, PROPERTIES)
-        for name in self.defects or ():
-            schema.one_of("defects", name, ("vacancy", "surface"))
-        self.kelvin = _range("temperature", self.temperature, POSITIVE)
-        self.gpa = _range("pressure", self.pressure, schema.FINITE)
-        need = self.batch + 3 * self.new
-        enough = need <= self.labels or self.resume is not None  # whose folder has its own batch=
-        require(enough, "labels", self.labels, f"batch= and thrice new=, {need}, or more")
-
-
-def _range(name: str, text: str, within: Range) -> tuple[float, float]:
-    """Return the lowest and the highest value of a setting, "low..high" or one number."""
-    first, _, second = text.partition("..")
-    try:
-        low, high = float(first), float(second or first)
-    except ValueError:
-        low = high = math.nan
-    need = f"a number or two, as 300..1500, the first {within.text}, the second not below it"
-    require(low <= high < math.inf and within.holds(low), name, text, need)
-    return low, high
 
 
 def main(arguments: list[str]) -> int:
@@ -105,12 +31,3 @@ def _distill(arguments: list[str], settings: Distill):
     from eqfuse.distill.rounds import Distillation  # with JAX, which takes seconds
 
     Distillation(settings, folder).run()
-
-
-def read(folder: Path, **changes) -> Distill:
-    """Return the settings of a folder, with changes by name."""
-    try:
-        given = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder} holds no distillation to go on with ({error})") from error
-    return Distill(**given | changes)

@@ -22,8 +22,9 @@ import numpy as np
 import eqfuse
 from eqfuse.certify.properties import closeness, is_dense
 from eqfuse.distill import sampling
-from eqfuse.distill.command import SETTINGS, Distill
+from eqfuse.distill.certificate import certify
 from eqfuse.distill.sampling import RATTLE, RATTLED, STRAIN, Limits, cells_of
+from eqfuse.distill.settings import KINDS, SETTINGS, Distill
 from eqfuse.distill.student import errors_of, fast_enough, train
 from eqfuse.distill.teacher import labelled, open_teacher
 from eqfuse.inference.predict import predict
@@ -33,8 +34,6 @@ from eqfuse.runs.files import made, write_table, write_whole
 from eqfuse.runs.log import Log, say, warn
 from eqfuse.runs.schema import absolute
 
-KINDS = ("labels", "new", "own", "last")
-"""Frames to train on, of new trajectories of the teacher, the student's and the last student's."""
 FORCES, ENERGY, SPREAD = "forces_rmse_mev_per_a", "energy_rmse_mev_per_atom", "spread_mev_per_a"
 _MOST = 20, 100  # times the steps of a round, of the last training: where aims are met, and not
 _FEWEST = 12  # labels, of which four validate
@@ -106,8 +105,6 @@ class Distillation:
           TrainingFailed: the teacher fails at the first structure, or labelled too few frames.
           Interrupted: by a signal; the folder can be gone on with.
         """
-        from eqfuse.distill.certificate import certify
-
         try:
             with Log() as log, warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # of frames that are far from usual

@@ -13,7 +13,7 @@ import numpy as np
 
 import eqfuse
 from eqfuse.certify.properties import seconds
-from eqfuse.convert.convert import write_run
+from eqfuse.convert.conversion import write_run
 from eqfuse.convert.untrained import random_network
 from eqfuse.data.error_table import error_table
 from eqfuse.data.readers.ase_files import of_atoms

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Literal
 
+from eqfuse.convert.names import resolved
 from eqfuse.data import neighbor_list, read_structures
 from eqfuse.data.readers import has_types
 from eqfuse.data.structures import counted
@@ -56,7 +57,7 @@ class Export:
 def main(options: Export):
     """Write the program of a network, and print what it is."""
     kinds = {n: getattr(options, n) for n in ("which", "dtype", "radial", "dispersion")}
-    options.run = head_file(options.run, options.head)
+    options.run = head_file(resolved(options.run), options.head)
     if options.for_:
         sizes = _sizes(options)
         target = options.target or TARGETS.get(options.platform, "cpu")

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import dataclasses
 import glob
+import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 from flax.errors import FlaxError
 
 from eqfuse import models
+from eqfuse.convert.names import resolved
 from eqfuse.data import DataError, Structure
 from eqfuse.data.neighbors import neighbor_list
 from eqfuse.data.remarks import APERIODIC, total_charge, unread
@@ -22,7 +24,6 @@ from eqfuse.models.ewald import Reach
 from eqfuse.models.radial_table import COLLECTION, choose
 from eqfuse.runs.errors import CheckpointError, ConfigError
 from eqfuse.runs.files import digest_of, head_file
-from eqfuse.runs.names import named
 from eqfuse.runs.process import keep_memory, keep_programs
 from eqfuse.train import load_run, read_metadata
 from eqfuse.train.dispersion import Dispersion
@@ -56,11 +57,11 @@ class Network:
     short, see `eqfuse.runs.process`.
 
     Its `species` are sorted atomic numbers, `cutoff` is in Å, and `references`, [n_species] eV,
-    are the reference energies.
+    are the reference energies. `path` is where it was read.
 
     Args:
-      run: the folder of the run, or a file of its network (.safetensors); or what
-        `eqfuse.runs.names.named` takes: the name of a published network, another program's file.
+      run: the folder of the run, or a file of its network (.safetensors); the name of a published
+        network, or another program's file, see `eqfuse.convert.names.resolved`.
       which: "best" or "last" checkpoint; None for the best there is.
       dtype: "float64" or "float32"; None for that of the run.
       backend: see `eqfuse.ops`.
@@ -85,18 +86,18 @@ class Network:
         keep_programs()
         keep_memory()
         self.name = str(run if head is None else f"{run}, head {head}")
-        run = head_file(named(run), head)
+        run = head_file(resolved(run), head)
+        self.path = os.path.abspath(os.path.expanduser(run))
         self.metadata = metadata = read_metadata(run, which=which)
         self.dispersion = Dispersion.of_run(metadata, dispersion)
         self.dtype = dtype or metadata["config"]["dtype"]
         self.species = tuple(metadata["species"])
         self.cutoff = float(metadata["model_fields"]["cutoff"])
         self.references = np.array([metadata["reference_energies"][str(z)] for z in self.species])
-        self._run = run
         with self.precision(), self.described():
             potential, params, _ = load_run(run, which=which, backend=backend)
             self._take(potential, params, radial or potential.model.radial)
-        file = Path(run).expanduser() / UNCERTAINTY
+        file = Path(self.path) / UNCERTAINTY
         self.uncertainty = _uncertainty(file, metadata["arrays_sha256"])
 
     def _take(self, potential, params, radial: str):
@@ -105,7 +106,7 @@ class Network:
         if radial == "auto":  # not by the number of edges, which differs from call to call
             radial = "table"
             if "radial" not in self.metadata:
-                found = tables.tables_of(potential, params, self.dtype, self._run)
+                found = tables.tables_of(potential, params, self.dtype, self.path)
                 radial = "table" if found.tree else "network"
                 fields = {"radial_knots": found.knots} if found.tree else {}
         potential = potential.clone(model=potential.model.clone(radial=radial, **fields))
@@ -153,7 +154,7 @@ class Network:
     def keep_tables(self):
         """Make the tables of this network, if it has any, a part of its run."""
         if self._tables:
-            tables.keep(self._tables, self._run)
+            tables.keep(self._tables, self.path)
 
     def with_dispersion(self, given: str | None) -> "Network":
         """Return this network with another dispersion; itself for None."""
@@ -224,7 +225,7 @@ class Network:
             yield
         except FlaxError as error:
             raise CheckpointError(
-                f"{self._run} is damaged: its parameters are not those of the network that its "
+                f"{self.path} is damaged: its parameters are not those of the network that its "
                 f"metadata describe: {str(error).partition(' (http')[0]}"
             ) from error
 

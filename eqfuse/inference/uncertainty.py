@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.stats
 
+from eqfuse.convert.names import resolved
 from eqfuse.data import DataError, Keys, Structure, read_structures
 from eqfuse.data.lazy import chosen, evenly
 from eqfuse.data.structures import counted
@@ -37,7 +38,6 @@ from eqfuse.inference.spread import SpreadOf, rows_of
 from eqfuse.runs import command
 from eqfuse.runs.errors import CheckpointError
 from eqfuse.runs.files import digest_of, write_whole
-from eqfuse.runs.names import named
 from eqfuse.runs.schema import setting, word
 from eqfuse.train.datasets import load_dataset
 from eqfuse.train.resume import resumed_config
@@ -99,7 +99,7 @@ def fit(run, train=None, validation=None) -> Fitted:
       CheckpointError, ConfigError: no readable run, or one without data of its own.
       DataError: data that cannot be read, or fewer than four frames with an energy in one of them.
     """
-    folder = Path(named(run)).expanduser()
+    folder = Path(resolved(run)).expanduser()
     if not folder.is_dir():
         raise CheckpointError(f"{run} is not the folder of a run, which the uncertainty is kept in")
     network = Network(folder)

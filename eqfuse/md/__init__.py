@@ -1,18 +1,14 @@
 """Molecular dynamics and relaxation with a trained network."""
 
-import importlib
+from eqfuse._late import late
 
-_MODULES = {"Outcome": "relaxation", "relax": "relaxation", "run": "simulation"}
-_MODULES |= {"resume": "simulation", "RelaxSettings": "settings", "Settings": "settings"}
-__all__ = sorted(_MODULES)
-
-
-def __getattr__(name: str):
-    # The command line checks settings before it imports JAX, which takes seconds.
-    if name in _MODULES:
-        return getattr(importlib.import_module(f"eqfuse.md.{_MODULES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__
+_LATE = {
+    "Outcome": "eqfuse.md.relaxation",
+    "RelaxSettings": "eqfuse.md.settings",
+    "Settings": "eqfuse.md.settings",
+    "relax": "eqfuse.md.relaxation",
+    "resume": "eqfuse.md.simulation",
+    "run": "eqfuse.md.simulation",
+}
+__all__ = [*_LATE]
+__getattr__, __dir__ = late(__name__, _LATE)

@@ -26,7 +26,6 @@ from eqfuse.models.ewald import Reach
 from eqfuse.runs.errors import CheckpointError, ConfigError, Interrupted, TrainingFailed, naming
 from eqfuse.runs.files import encode, made, read_file, require_free, write_whole
 from eqfuse.runs.log import warn
-from eqfuse.runs.names import absolute_run
 from eqfuse.runs.schema import written
 from eqfuse.runs.stopping import StopRequest
 from eqfuse.train.terminal import duration
@@ -132,9 +131,10 @@ class _Simulation:
             ops.resolve_here(settings.backend)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        self._settings, self._path = settings, absolute_run(str(network))
+        self._settings = settings
         how = {name: getattr(settings, name) for name in ("dtype", "backend", "dispersion")}
         network = Network(network, **how)
+        self._path = network.path
         network = network.of_elements(np.concatenate([atoms.numbers for atoms in frames]))
         self._network = network if settings.max_spread is None else with_spread(network)
         self.digest = self._network.metadata["arrays_sha256"]

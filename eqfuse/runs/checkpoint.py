@@ -1,5 +1,6 @@
 """Checkpoints of a run: written so that none is ever lost, and read back."""
 
+import dataclasses
 import math
 import os
 import time
@@ -14,7 +15,6 @@ from eqfuse import models
 from eqfuse.models.heads import head_of
 from eqfuse.runs import files
 from eqfuse.runs.errors import OLD_ALLEGRO, CheckpointError
-from eqfuse.runs.names import hint, named
 
 
 class DamagedCheckpointWarning(UserWarning):
@@ -215,7 +215,7 @@ def _names(run, which: str | None) -> tuple[str, ...]:
 def _path(run) -> Path:
     if "\0" in str(run):
         raise CheckpointError(f"{str(run)!r} is no folder: it has a NUL character in its name")
-    return Path(named(run)).expanduser().resolve()
+    return Path(run).expanduser().resolve()
 
 
 def _of_newest(run, names: tuple[str, ...], **what):
@@ -245,7 +245,7 @@ def _paths(run, names: tuple[str, ...]) -> list[Path]:
     if name is None:
         inside = sorted(folder.parent.name for folder in run.glob("*/checkpoints"))
         what = f"it holds runs: name one, such as {run / inside[0]}" if inside else "is it a run?"
-        what = what if run.exists() else hint(run)
+        what = what if run.exists() else "there is no such file or folder"
         raise CheckpointError(f"{run} has no checkpoint ({' or '.join(names)}); {what}")
     return [folder / file for file in files.FILES[name]]
 
@@ -267,3 +267,24 @@ def module_of(metadata: dict, backend: str | None):
     """Return the network that a checkpoint is of, see `load_run`."""
     model = models.build(metadata["model"], **metadata["model_fields"], backend=backend)
     return models.Potential.from_plain(model, metadata["potential"])
+
+
+def metadata_of(config, fields: dict, potential, **data) -> dict:
+    """Return the metadata of a network, as plain values.
+
+    Args:
+      config: the settings of its run, `eqfuse.train.settings.config.Config`.
+      fields: those of its module, see `models.build`.
+      potential: a `models.Potential` around it.
+      data: what the metadata have besides, such as its species and reference energies.
+    """
+    return {
+        "task": "molecule",
+        "config": dataclasses.asdict(config),
+        "model": config.model.name,
+        "model_fields": fields,
+        "irreps": [str(irreps) for irreps in potential.model.layer_irreps()],
+        "potential": potential.to_plain(),
+        "units": {"length": "Å", "energy": "eV", "forces": "eV/Å", "stress": "eV/Å^3"},
+        **data,
+    }

@@ -23,7 +23,6 @@ from safetensors.numpy import save
 
 from eqfuse import __version__
 from eqfuse.runs.errors import CheckpointError, ConfigError, TrainingFailed
-from eqfuse.runs.names import named
 
 FILES = {
     "best": ("best.safetensors",),
@@ -105,7 +104,7 @@ def has_checkpoint(folder, name: str) -> bool:
 
 def heads_of(run) -> list[str]:
     """Return the heads of a network with several, of which each has a file."""
-    folder = os.path.join(os.path.expanduser(named(run)), "heads")
+    folder = os.path.join(os.path.expanduser(run), "heads")
     names = os.listdir(folder) if os.path.isdir(folder) else ()  # False for what is no name
     return sorted(n.removesuffix(".safetensors") for n in names if n.endswith(".safetensors"))
 
@@ -126,7 +125,7 @@ def head_file(run, head: str | None) -> str | Path:
     if head not in (known := heads_of(run)):
         names = f"its heads are {', '.join(known)}" if known else "it has one, without a name"
         raise CheckpointError(f"{run} has no head {head!r}; {names}")
-    return Path(named(run)).expanduser() / "heads" / f"{head}.safetensors"
+    return Path(run).expanduser() / "heads" / f"{head}.safetensors"
 
 
 def write_whole(path: Path, content: str | bytes, previous: Path | None = None):

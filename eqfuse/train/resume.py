@@ -1,6 +1,7 @@
 """Configurations that take settings from a run: to go on with it, or to start from its network."""
 
 import dataclasses
+import os
 from pathlib import Path
 
 from eqfuse.runs import files
@@ -59,15 +60,18 @@ def started_config(arguments: list[str]) -> Config | None:
             f"{', '.join(others)} cannot be given with start_from=, which keeps the network of the "
             "run; only its data and its training can be others"
         )
-    head, heads = config.head, files.heads_of(config.start_from)
-    if head is None and config.heads and heads:  # one that goes on, if there is one
-        head = next((name for name in config.heads if name in heads), None)
-    from eqfuse.runs.checkpoint import read_metadata  # which imports JAX
+    from eqfuse.convert.names import resolved  # which import JAX
+    from eqfuse.runs.checkpoint import read_metadata
 
+    head = config.head
     try:
+        run = os.path.abspath(resolved(config.start_from))
+        if head is None and config.heads:  # one that goes on, if there is one
+            known = files.heads_of(run)
+            head = next((name for name in config.heads if name in known), None)
         if head is None:
-            files.require_one_head(config.start_from)
-        start = Path(files.head_file(config.start_from, head))
+            files.require_one_head(run)
+        start = Path(files.head_file(run, head))
         metadata = read_metadata(start)
     except CheckpointError as error:
         raise ConfigError(str(error)) from error

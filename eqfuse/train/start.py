@@ -17,7 +17,7 @@ from eqfuse.data.references import fit_energies_of_atoms
 from eqfuse.data.structures import LABELS
 from eqfuse.models import compile_predict
 from eqfuse.models.heads import head_of
-from eqfuse.runs.checkpoint import module_of, read_checkpoint
+from eqfuse.runs.checkpoint import metadata_of, module_of, read_checkpoint
 from eqfuse.runs.errors import CheckpointError, ConfigError
 from eqfuse.runs.files import FILES, RunFolder, has_checkpoint, read_file
 from eqfuse.runs.log import say
@@ -173,20 +173,6 @@ def of_elements(params: dict, metadata: dict, elements) -> tuple[dict, dict]:
         "potential": potential.to_plain(),
         "species": list(elements),
         "reference_energies": {str(z): references[str(z)] for z in elements},
-    }
-
-
-def metadata_of(config: Config, fields: dict, potential, **data) -> dict:
-    """Return plain values of a potential, a run's or a converted one, and what `data` adds."""
-    return {
-        "task": "molecule",
-        "config": dataclasses.asdict(config),
-        "model": config.model.name,
-        "model_fields": fields,
-        "irreps": [str(irreps) for irreps in potential.model.layer_irreps()],
-        "potential": potential.to_plain(),
-        "units": {"length": "Å", "energy": "eV", "forces": "eV/Å", "stress": "eV/Å^3"},
-        **data,
     }
 
 

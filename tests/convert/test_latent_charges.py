@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from eqfuse.convert import ConvertError
-from eqfuse.convert.convert import check_parameters, potential_and_variables
+from eqfuse.convert.conversion import check_parameters, potential_and_variables
 from eqfuse.convert.mace import describe
 from eqfuse.convert.mace_parameters import parameters
 from eqfuse.data import Shape, collate, neighbor_list

@@ -8,26 +8,22 @@ import pytest
 import eqfuse
 from eqfuse import cli
 from eqfuse.convert import cache
+from eqfuse.convert.names import resolved
 from eqfuse.convert.registry import published
 from eqfuse.runs.checkpoint import read_metadata
 from eqfuse.runs.errors import CheckpointError
-from eqfuse.runs.names import is_published, named, published_names
 from eqfuse.train.resume import started_config
-from eqfuse.train.settings.options import parse
 from eqfuse.train.start import Start
-
-
-def test_names_are_those_of_the_list():
-    assert published_names() == tuple(published())
 
 
 def test_names_of_folders_come_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert is_published("7net-0")
-    assert is_published("7Net-0")
-    assert not is_published("runs/7net-0")
+    monkeypatch.setattr(cache, "converted_name", lambda name: f"conversion of {name}")
+    assert resolved("7Net-0") == "conversion of 7net-0"
+    with pytest.raises(CheckpointError, match="runs/7net-0 has no checkpoint"):
+        resolved("runs/7net-0")
     (tmp_path / "7net-0").mkdir()
-    assert named("7net-0") == "7net-0"
+    assert resolved("7net-0") == "7net-0"
 
 
 def test_names_are_converted_once(nequix, capfd, monkeypatch):
@@ -38,18 +34,16 @@ def test_names_are_converted_once(nequix, capfd, monkeypatch):
     said = capfd.readouterr().err
     assert f"once, to {nequix}; licence: MIT; cite arXiv:2508.16067" in said
     monkeypatch.setattr(cache, "convert", None)  # it is not called again
-    assert named("Nequix-MP-1") == nequix
+    assert resolved("Nequix-MP-1") == nequix
     [predicted] = eqfuse.predict("nequix-mp-1", [atoms])
     assert predicted.energy == pytest.approx(energy, abs=1e-4)
     assert "once" not in capfd.readouterr().err
-    assert read_metadata("nequix-mp-1")["converted"]["file"] == "nequix-mp-1.nqx"
-    config = parse(["data=extxyz", "data.path=a.xyz", "start_from=Nequix-MP-1"])
-    assert config.start_from == "nequix-mp-1"
+    assert read_metadata(nequix)["converted"]["file"] == "nequix-mp-1.nqx"
 
 
 def test_names_that_were_interrupted_are_converted_again(nequix):
     (nequix / "heads").mkdir(parents=True)
-    assert named("nequix-mp-1") == nequix
+    assert resolved("nequix-mp-1") == nequix
     assert not (nequix / "heads").exists()
     assert read_metadata(nequix)["species"][0] == 1
 
@@ -83,7 +77,7 @@ def test_files_are_converted_once(home, model_file, expected, capfd):
 
 
 def test_names_start_a_training(nequix):
-    started = started_config(["data=ethanol", "start_from=nequix-mp-1"])
-    assert started.start_from == "nequix-mp-1"
+    started = started_config(["data=ethanol", "start_from=Nequix-MP-1"])
+    assert started.start_from == str(nequix)
     assert started.model.name == "nequip"
     assert Start.read(started).metadata["converted"]["program"] == "nequix"

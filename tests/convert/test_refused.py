@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from eqfuse.convert import ConvertError, convert
-from eqfuse.convert.convert import READERS, reading
+from eqfuse.convert.conversion import READERS, reading
 from eqfuse.convert.nequip import AllegroPackage, NequIPPackage, energy_parts, read_nequip
 from eqfuse.convert.nequix import read_nequix
 from eqfuse.convert.records import read_package

@@ -7,7 +7,7 @@ import pytest
 
 from eqfuse.convert import ConvertError
 from eqfuse.convert.command import main
-from eqfuse.convert.convert import READERS
+from eqfuse.convert.conversion import READERS
 from eqfuse.convert.registry import find_network, identify, published
 
 

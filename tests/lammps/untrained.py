@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 
-from eqfuse.convert.convert import write_run
+from eqfuse.convert.conversion import write_run
 from eqfuse.convert.untrained import random_network
 from eqfuse.models.potential import irreps_out
 

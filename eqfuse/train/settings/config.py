@@ -10,7 +10,6 @@ from typing import Any, Literal
 import eqfuse
 from eqfuse.runs.errors import naming
 from eqfuse.runs.files import heads_of
-from eqfuse.runs.names import absolute_run
 from eqfuse.runs.schema import (
     NOT_NEGATIVE,
     POSITIVE,
@@ -115,7 +114,7 @@ class Config:
     devices: str = value("1")
     epochs: int | None = value(None, POSITIVE)
     max_minutes: float | None = value(None, POSITIVE)
-    start_from: str | None = value(None, convert=absolute_run)
+    start_from: str | None = value(None, convert=os.path.expanduser)
     head: str | None = value(None)
     elements: Literal["data"] | None = value(None)
     replay: str | None = value(

@@ -16,13 +16,12 @@ from eqfuse.convert.nequix import read_nequix
 from eqfuse.convert.registry import find_network
 from eqfuse.convert.sevennet import fidelities_of, read_sevennet
 from eqfuse.data import Shape, collate
-from eqfuse.runs.checkpoint import Checkpoints, named_arrays
+from eqfuse.runs.checkpoint import Checkpoints, metadata_of, named_arrays
 from eqfuse.runs.files import RunFolder, encode, write_whole
 from eqfuse.train.schedule import MoleculeTraining
 from eqfuse.train.settings.config import MODELS, Config
 from eqfuse.train.settings.options import to_yaml
 from eqfuse.train.sources import DataSettings
-from eqfuse.train.start import metadata_of
 
 READERS = {
     "mace": read_mace,

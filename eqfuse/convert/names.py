@@ -1,0 +1,43 @@
+"""What may stand in the place of a run: the name of a published network, another program's file."""
+
+import difflib
+import os
+from pathlib import Path
+
+from eqfuse.convert.registry import published
+from eqfuse.runs.errors import CheckpointError
+
+_FILES = (".model", ".pth", ".pt", ".nqx", ".zip")
+"""Endings of files of other programs, which `eqfuse convert` reads."""
+
+
+def resolved(run) -> str | Path:
+    """Return the path of the run that is meant.
+
+    Whatever takes a run from a user calls this once, and gives the path to all others.
+
+    Args:
+      run: the path of a run, or of a file of its network; the name of a published network, such as
+        "7net-0", in letters of either case, unless there is a file or a folder of that name; or a
+        file of another program. The last two are converted once, into the user's cache.
+    Raises:
+      CheckpointError: nothing is there, with the names that are nearest; a file that is not here,
+        with the command that fetches it, or one that cannot be converted.
+    """
+    path, name = os.path.expanduser(run), str(run).lower()
+    if os.path.lexists(path) or "\0" in name:  # the latter is refused where it is read
+        if not name.endswith(_FILES) or not os.path.isfile(path):
+            return run
+        from eqfuse.convert.cache import converted_file  # which takes a while to import
+
+        return converted_file(path)
+    if name in published():
+        from eqfuse.convert.cache import converted_name
+
+        return converted_name(name)
+    close = difflib.get_close_matches(Path(name).name, published(), n=2)
+    nearest = f" (nearest: {', '.join(close)})" if close else ""
+    raise CheckpointError(
+        f"{run} has no checkpoint (best or last); no run, and no published network{nearest}; "
+        "`eqfuse convert list` has their names"
+    )

@@ -331,9 +331,11 @@ class TetrisLayer(nn.Module):
             self.target, gated=False, scalar_first=True, backend=self.backend, name="linear_pre"
         )
         m = product(x, y, edges=edges)
-        last = ops.LinearSum(self.target, ("linear_post", "shortcut"), backend=self.backend)
-        nn.share_scope(self, last)
-        return last(m, x)
+
+        def linear(name):
+            return ops.Linear(self.target, force_irreps_out=True, backend=self.backend, name=name)
+
+        return linear("linear_post")(m) + linear("shortcut")(x)
 
 
 class TetrisNet(nn.Module):

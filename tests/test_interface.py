@@ -10,7 +10,7 @@ import pytest
 import eqfuse
 from tests.lammps.untrained import untrained_run
 
-LATE = {"haiku": "haiku", "equinox": "equinox", "FullyConnectedTensorProduct": "haiku"}
+LATE = {"haiku": "haiku", "equinox": "equinox"}
 PACKAGES = ["eqfuse", *(f"eqfuse.{name}" for name in eqfuse._PACKAGES)]
 
 

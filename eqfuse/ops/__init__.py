@@ -19,13 +19,12 @@ from eqfuse.ops._layer import (
     TensorProductLinearGate,
     linear,
 )
-from eqfuse.ops._linear import Linear, LinearSum, grouped_dense
+from eqfuse.ops._linear import Linear, grouped_dense
 from eqfuse.ops._symmetric_contraction import symmetric_contraction, symmetric_contraction_paths
 from eqfuse.ops._tensor_product import (
     channelwise_tensor_product,
     elementwise_tensor_product,
     tensor_product,
-    tensor_square,
 )
 from eqfuse.ops.primitives.choice import resolve_fused
 from eqfuse.ops.primitives.lowering import compile_ahead
@@ -36,11 +35,9 @@ __all__ = [
     "BACKENDS",
     "TF32X3",
     "Edges",
-    "FunctionalFullyConnectedTensorProduct",
     "FunctionalLinear",
     "FunctionalTensorProduct",
     "Linear",
-    "LinearSum",
     "Tabulated",
     "TensorProductLinear",
     "TensorProductLinearGate",
@@ -63,13 +60,10 @@ __all__ = [
     "symmetric_contraction",
     "symmetric_contraction_paths",
     "tensor_product",
-    "tensor_square",
 ]
 
 _FRAMEWORKS = {"haiku": "dm-haiku", "equinox": "equinox"}
-_LATE = {  # e3nn-jax does not import what the first three are made of either
-    "FullyConnectedTensorProduct": "eqfuse.ops.haiku",  # of Haiku, as e3nn's
-    "FunctionalFullyConnectedTensorProduct": "eqfuse.ops._legacy",
+_LATE = {  # e3nn-jax does not import what the first two are made of either
     "FunctionalLinear": "eqfuse.ops._legacy",
     "FunctionalTensorProduct": "eqfuse.ops._legacy",
     "fuse": "eqfuse.fuse.rewrite",  # which is above the ops

@@ -32,7 +32,7 @@ COMPLEX = "complex operands are computed by backend 'e3nn' alone"
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-    kind: str  # its name, "linear" for `Linear` and `LinearSum`
+    kind: str  # its name, "linear" for `Linear`
     backend: str
     why: str  # why it is not what is best here, or ""
     fused: str = ""  # of an op that may be one kernel or several, which, and why

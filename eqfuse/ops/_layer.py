@@ -63,8 +63,6 @@ class TensorProductLinear(nn.Module):
       scalar_first: y begins with its only 0e, and what it gives comes first among the channels
         that are mixed, as in `e3nn.concatenate([x, e3nn.tensor_product(x, y)]).regroup()`.
       channelwise: see above.
-      split: irreps of adjacent parts of the output, to have an array for each. Not with a gate or
-        a skip.
       input_precision: of the channel matmul on a GPU: "ieee" is float32, "tf32x3" close to it,
         "tf32" fast; None as in `Linear`.
       backend: see `eqfuse.ops.tensor_product`; "e3nn" runs the definition literally.
@@ -91,7 +89,6 @@ class TensorProductLinear(nn.Module):
     irrep_normalization: str | None = None
     scalar_first: bool = False
     channelwise: bool = False
-    split: tuple[e3nn.Irreps | str, ...] | None = None
     input_precision: str | None = None
     backend: str | None = None
     fused: str | None = None
@@ -112,8 +109,8 @@ class TensorProductLinear(nn.Module):
             `num_indexed_weights` to use; out of range as in `eqfuse.ops.Linear`.
           skip: IrrepsArray [..., irreps of the Linear's output], added to it.
         Returns:
-          IrrepsArray [..., irreps_out]; with `split`, a tuple of them. The dtype is that of
-          `eqfuse.ops.Linear` for the promoted dtype of x, y, weights and skip.
+          IrrepsArray [..., irreps_out]. The dtype is that of `eqfuse.ops.Linear` for the promoted
+          dtype of x, y, weights and skip.
         Raises:
           ValueError: shapes or irreps that do not fit, naming both; a backend that cannot run.
         """
@@ -131,12 +128,9 @@ class TensorProductLinear(nn.Module):
         keep = own if self.filter_ir_out is None else self.filter_ir_out
         normal = normalization(self.irrep_normalization)
         options = {"filter_ir_out": irreps_filter(keep), "irrep_normalization": normal}
-        if self.split is not None and (skip is not None or make_gate):
-            raise ValueError("split is for a TensorProductLinear without a gate and without a skip")
         if backend == "e3nn":
             refuse(mode, "backend 'e3nn' computes op by op")
-            out = self._reference(x, y, weights, edges, index, skip, gate, options)
-            return out if self.split is None else _cut(out, self.split)
+            return self._reference(x, y, weights, edges, index, skip, gate, options)
         x, y, weights = self._operands(x, y, weights, edges, options)
         product = self._product(x, y, weights, edges, options)
         linear, parameters, zero_flags = self._linear(product, x, y, edges)
@@ -176,8 +170,7 @@ class TensorProductLinear(nn.Module):
             if self.force_irreps_out:  # the same channels in the blocks that were asked for
                 irreps = make_gate(e3nn.Irreps(self.irreps_out)).irreps_out
             return e3nn.IrrepsArray(irreps, out)
-        out = gate(self._preactivation(linear.irreps_out, out, zero_flags, skip))
-        return out if self.split is None else _cut(out, self.split)
+        return gate(self._preactivation(linear.irreps_out, out, zero_flags, skip))
 
     def _gate(self) -> tuple[Callable | None, Callable]:
         """Return what makes the gate of a Linear, if one follows, and e3nn's function."""
@@ -324,20 +317,6 @@ class TensorProductLinearGate(TensorProductLinear):
         acts = {name: getattr(self, name) for name in (*names, "normalize_act")}
         make = functools.partial(activations.gate, gated=self.gated, **acts)
         return make, functools.partial(reference, **acts)
-
-
-def _cut(out: e3nn.IrrepsArray, split) -> tuple[e3nn.IrrepsArray, ...]:
-    """Return the columns of a result as one array for each of the parts."""
-    if isinstance(split, str | e3nn.Irreps):
-        raise ValueError(f"split needs a tuple of irreps, got {split!r}")
-    parts = [e3nn.Irreps(part) for part in split]
-    if sum(parts, e3nn.Irreps()).simplify() != out.irreps.simplify():
-        raise ValueError(
-            f"split {parts} must be adjacent parts of the output, {out.irreps}; what no path gives "
-            "is part of it with force_irreps_out only"
-        )
-    arrays = jax.lax.split(out.array, [part.dim for part in parts], axis=-1)
-    return tuple(map(e3nn.IrrepsArray, parts, arrays))
 
 
 def _fused_gate(make_gate, linear, zero_flags, mode: str):

@@ -178,34 +178,3 @@ def _linear_of_row(row, weights, irreps_in, irreps_out, paths, backend: str):
     form = Form((rows_in, *matrices(weights)), (rows_out,), tuple(paths))
     [z] = forms.evaluate_linear(form, [row[None], *weights], None, 1, backend)
     return z[0]
-
-
-def FunctionalFullyConnectedTensorProduct(
-    irreps_in1,
-    irreps_in2,
-    irreps_out,
-    in1_var: list[float] | None = None,
-    in2_var: list[float] | None = None,
-    out_var: list[float] | None = None,
-    irrep_normalization: str | None = None,
-    path_normalization: str | float | None = None,
-    gradient_normalization: str | float | None = None,
-) -> FunctionalTensorProduct:
-    """Return a `FunctionalTensorProduct` of all paths, each with weights "uvw".
-
-    Args:
-      irreps_in1, ..., gradient_normalization: as in e3nn-jax's function of this name.
-    References: e3nn-jax 0.21.
-
-    Example:
-      >>> product = ops.FunctionalFullyConnectedTensorProduct("1o", "1o", "4x0e+1e")
-      >>> [i.path_shape for i in product.instructions]
-      [(1, 1, 4), (1, 1, 1)]
-    """
-    irreps, variances = (irreps_in1, irreps_in2, irreps_out), (in1_var, in2_var, out_var)
-    normalizations = irrep_normalization, path_normalization, gradient_normalization
-    product = e3nn.legacy.FunctionalFullyConnectedTensorProduct(
-        *irreps, *variances, *normalizations
-    )
-    product.__class__ = FunctionalTensorProduct
-    return product

@@ -1,4 +1,4 @@
-"""`Linear` and `LinearSum`: e3nn's Linear of node features, all its matrices in one kernel."""
+"""`Linear`, e3nn's of node features, and `grouped_dense`: all matrices in one kernel."""
 
 import dataclasses
 import functools
@@ -117,91 +117,31 @@ class Linear(e3nn.flax.Linear):
         irreps_in = e3nn.Irreps(x.irreps if self.irreps_in is None else self.irreps_in)
         if irreps_in.regroup() != x.irreps.regroup():
             raise ValueError(f"x has irreps {x.irreps}, and irreps_in is {irreps_in}")
-        options = _options(self) | {"num_sets": sets or 0}
-        x, linear = _prepared(x, self.irreps_out, options)
+        x = _adjacent(x)
+        linear = linears.linear(
+            x.irreps,
+            (False,) * len(x.irreps),
+            e3nn.Irreps(self.irreps_out),
+            force_irreps_out=self.force_irreps_out,
+            biases=self.biases,
+            **linears.normalizations(self.path_normalization, self.gradient_normalization),
+            num_sets=sets or 0,
+            input_precision=matmul_precision(self.input_precision),
+        )
         make = self.parameter_initializer
         parameters = [*declare(self, linear.parameters, sets, x.dtype, make).values()]
-        out = _evaluate([linear], [x], parameters, index, backend, linear.zero_flags)
+        shape = x.shape[:-1]
+        if index is not None:
+            shape = jnp.broadcast_shapes(shape, jnp.shape(index))
+        batch_axes = BatchAxes(shape)
+        dtype = promoted([x], parameters)
+        arrays = [a.astype(dtype) for a in (batch_axes.rows(x.array), *parameters)]
+        if index is not None:
+            index = batch_axes.rows(index, others=0)
+        [z] = forms.evaluate_linear(linear.linear_form, arrays, index, batch_axes.count, backend)
+        flags = linear.zero_flags
+        out = e3nn.IrrepsArray(linear.irreps_out, batch_axes.apart(z), zero_flags=flags)
         return rechunked(out, self.irreps_out) if self.force_irreps_out else out
-
-
-class LinearSum(nn.Module):
-    """The sum of an `e3nn.flax.Linear` of each of several inputs, in one kernel.
-
-        out = sum_i e3nn.flax.Linear(irreps_out, force_irreps_out=True, name=names[i])(x_i)
-
-    Attributes:
-      irreps_out: of each of them; what no input has is zero.
-      names: of the Linears, under which their parameters are.
-      biases, path_normalization, gradient_normalization, input_precision, backend: as in `Linear`.
-    References: e3nn-jax 0.21, `e3nn.flax.Linear`; Batzner et al. 2022, figure 1 (self-interaction
-      and skip).
-
-    Example:
-      >>> x, skip = (e3nn.IrrepsArray(f"{n}x0e", jnp.ones((3, n))) for n in (4, 2))
-      >>> module = ops.LinearSum("8x0e", names=("mix", "skip"))
-      >>> out, params = module.init_with_output(jax.random.key(0), x, skip)
-      >>> out.shape, sorted(params["params"])
-      ((3, 8), ['mix', 'skip'])
-    """
-
-    irreps_out: e3nn.Irreps | str
-    names: tuple[str, ...]
-    biases: bool = False
-    path_normalization: str | float | None = None
-    gradient_normalization: str | float | None = None
-    input_precision: str | None = None
-    backend: str | None = None
-
-    @nn.compact
-    def __call__(self, *inputs):
-        """Apply them to IrrepsArrays [..., irreps], one for each name. Returns [..., irreps_out].
-
-        The dtype is that of `Linear` for the promoted dtype of the inputs.
-
-        Raises:
-          ValueError: as many inputs as there are names are needed, with the same leading axes.
-        """
-        if len(inputs) != len(self.names):
-            raise ValueError(f"one input for each of {self.names} is needed, got {len(inputs)}")
-        if len({x.shape[:-1] for x in inputs}) > 1:
-            raise ValueError(f"inputs of shapes {[x.shape for x in inputs]} cannot be added up")
-        options = _options(self) | {"force_irreps_out": True}
-        parameters = jax.tree.leaves(self.variables)
-        backend = resolve(self.backend, "linear", *inputs, *parameters)
-        if backend == "e3nn":
-            options.pop("input_precision")
-            of_names = [E3nnLinear(self.irreps_out, name=n, **options) for n in self.names]
-            first, *rest = (linear(x) for linear, x in zip(of_names, inputs, strict=True))
-            return sum(rest, first)
-        prepared = [_prepared(x, self.irreps_out, options) for x in inputs]
-        parameters = [
-            p
-            for name, (x, linear) in zip(self.names, prepared, strict=True)
-            for p in _Parameters(linear, name=name)(x.dtype)
-        ]
-        arrays, of_inputs = zip(*prepared, strict=True)
-        zero_flags = tuple(map(all, zip(*(li.zero_flags for li in of_inputs), strict=True)))
-        out = _evaluate(of_inputs, arrays, parameters, None, backend, zero_flags)
-        return rechunked(out, self.irreps_out)
-
-
-class _Parameters(nn.Module):
-    """The parameters of a Linear, in a scope of their own."""
-
-    linear: linears.Linear
-
-    @nn.compact
-    def __call__(self, dtype):
-        return list(declare(self, self.linear.parameters, None, dtype).values())
-
-
-def _options(module) -> dict:
-    options = {"biases": module.biases, "input_precision": matmul_precision(module.input_precision)}
-    options |= linears.normalizations(module.path_normalization, module.gradient_normalization)
-    if isinstance(module, Linear):
-        options["force_irreps_out"] = module.force_irreps_out
-    return options
 
 
 def rechunked(x: e3nn.IrrepsArray, irreps) -> e3nn.IrrepsArray:
@@ -225,33 +165,14 @@ def declare(
     return made
 
 
-def _prepared(x, irreps_out, options):
-    """Return an input whose blocks of one irrep are adjacent, and its Linear."""
-    x = e3nn.as_irreps_array(x)
+def _adjacent(x) -> e3nn.IrrepsArray:
+    """Return an input whose blocks of one irrep are adjacent."""
     # a new array, since e3nn's keeps its chunks, and x may outlive this trace
     x = x.astype(x.dtype if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.float32)
     if any(x.zero_flags):
         x = x.remove_zero_chunks()
     irs = [ir for _, ir in x.irreps.simplify()]
-    if len(set(irs)) < len(irs):
-        x = x.regroup()
-    flags = (False,) * len(x.irreps)
-    return x, linears.linear(x.irreps, flags, e3nn.Irreps(irreps_out), **options)
-
-
-def _evaluate(of_inputs, inputs, parameters, index, backend, zero_flags):
-    shape = inputs[0].shape[:-1]
-    if index is not None:
-        shape = jnp.broadcast_shapes(shape, jnp.shape(index))
-    batch_axes = BatchAxes(shape)
-    arrays = [*(batch_axes.rows(x.array) for x in inputs), *parameters]
-    dtype = promoted(inputs, parameters)
-    arrays = [a.astype(dtype) for a in arrays]
-    if index is not None:
-        index = batch_axes.rows(index, others=0)
-    linear_form = linears.sum_of(of_inputs)
-    [out] = forms.evaluate_linear(linear_form, arrays, index, batch_axes.count, backend)
-    return e3nn.IrrepsArray(of_inputs[0].irreps_out, batch_axes.apart(out), zero_flags=zero_flags)
+    return x.regroup() if len(set(irs)) < len(irs) else x
 
 
 def grouped_dense(

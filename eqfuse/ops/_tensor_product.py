@@ -16,8 +16,6 @@ from eqfuse.ops.ir.form import Form, Index
 from eqfuse.ops.primitives import forms
 from eqfuse.ops.primitives.rules import BatchAxes
 
-E3NN_SQUARE = e3nn.tensor_square  # also where a program has put ours in its place
-
 FLOATS = ("bfloat16", "float16", "float32", "float64")
 COMPLEX = ("complex64", "complex128")
 
@@ -277,49 +275,6 @@ def graph_operands(x, y, weights, edges, options):
     dtype = jnp.result_type(x.dtype, weights.dtype)
     weights = jnp.broadcast_to(weights.astype(dtype), (weights.shape[0], shape[1]))
     return x.astype(dtype), y.astype(dtype), weights
-
-
-def tensor_square(
-    input,
-    *,
-    irrep_normalization: str | None = None,
-    normalized_input: bool = False,
-    regroup_output: bool = True,
-    backend: str | None = None,
-):
-    """Compute `e3nn_jax.tensor_square`, an array times itself, by e3nn-jax on every backend.
-
-        out[..., (u, v), k] = sum over i, j:  c * cg[i, j, k] * input[..., u, i] * input[..., v, j]
-
-    for channels u < v of a block, all of them of two blocks, and u = v where l is even; c makes the
-    result normalised for normal input.
-
-    Args:
-      input: IrrepsArray [..., irreps]; or irreps, to get the irreps of the square.
-      irrep_normalization, backend: as in `tensor_product`.
-      normalized_input: the input has norms of one ("norm") or of the square root of its dimension
-        ("component") exactly, and not on average.
-      regroup_output: sort and merge irreps of the input and the output.
-    Returns:
-      IrrepsArray [..., irreps_out] of the dtype of the input; the Irreps if irreps were given.
-    Raises:
-      ValueError: an unknown backend or normalisation.
-    References: e3nn-jax 0.21.
-
-    Example:
-      >>> ops.tensor_square("1o")
-      1x0e+1x2e
-    """
-    if not are_irreps(input):
-        [input] = operands("tensor_square", input)
-        normalization(irrep_normalization)
-        resolve(backend, "tensor_square", input, of_e3nn="no kernel of ours is faster")
-    return E3NN_SQUARE(
-        input,
-        irrep_normalization=irrep_normalization,
-        normalized_input=normalized_input,
-        regroup_output=regroup_output,
-    )
 
 
 def channelwise_tensor_product(

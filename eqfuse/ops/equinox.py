@@ -1,17 +1,13 @@
-"""The ops with parameters as modules of Equinox, which needs the package equinox."""
+"""e3nn-jax's Linear of Equinox by our kernels; it needs the package equinox."""
 
 import inspect
-from typing import ClassVar
 
 import e3nn_jax as e3nn
 import equinox as eqx
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from eqfuse.ops._backend import resolve
-from eqfuse.ops._layer import TensorProductLinear as _TensorProductLinear
-from eqfuse.ops._layer import TensorProductLinearGate as _TensorProductLinearGate
 from eqfuse.ops._layer import linear_of
 from eqfuse.ops._linear import computed_by_e3nn, split_operands
 
@@ -85,39 +81,3 @@ class Linear(e3nn.equinox.Linear):
             resolve(self.backend, "linear", x, of_e3nn=own)
             return super().__call__(*operands)
         return linear_of(self, index, x, self._weights)
-
-
-class TensorProductLinear(eqx.Module):
-    """`eqfuse.ops.TensorProductLinear`, which holds its parameters, by e3nn's names.
-
-    Args:
-      irreps_out, options: those of `eqfuse.ops.TensorProductLinear`.
-      irreps_x, irreps_y: those of the operands.
-      key: the parameters are drawn from it.
-      dtype: of the parameters.
-    References: those of `eqfuse.ops.TensorProductLinear`.
-    """
-
-    parameters: dict[str, jax.Array]
-    module: nn.Module = eqx.field(static=True)
-    op: ClassVar[type[nn.Module]] = _TensorProductLinear
-
-    def __init__(self, irreps_out, *, irreps_x, irreps_y, key, dtype=jnp.float32, **options):
-        self.module = self.op(e3nn.Irreps(irreps_out), **options)
-        irreps = e3nn.Irreps(irreps_x), e3nn.Irreps(irreps_y)
-        x, y = (e3nn.IrrepsArray(i, jnp.zeros((1, i.dim), dtype)) for i in irreps)
-        index = None if self.module.num_indexed_weights is None else jnp.zeros(1, int)
-        self.parameters = self.module.init(key, x, y, index=index).get("params", {})
-
-    def __call__(self, *operands, **by_name) -> e3nn.IrrepsArray:
-        """Apply it; operands, result and errors are those of `eqfuse.ops.TensorProductLinear`.
-
-        An x or y of other irreps is an error of flax.
-        """
-        return self.module.apply({"params": self.parameters}, *operands, **by_name)
-
-
-class TensorProductLinearGate(TensorProductLinear):
-    """`eqfuse.ops.TensorProductLinearGate`, with arguments as `TensorProductLinear` has here."""
-
-    op: ClassVar[type[nn.Module]] = _TensorProductLinearGate

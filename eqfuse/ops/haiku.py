@@ -1,6 +1,5 @@
-"""The ops with parameters as modules of Haiku, which needs the package dm-haiku."""
+"""e3nn-jax's layers of Haiku by our kernels; it needs the package dm-haiku."""
 
-import functools
 import inspect
 from collections.abc import Callable
 
@@ -10,10 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from eqfuse.ops._backend import resolve
-from eqfuse.ops._layer import TensorProductLinear as _TensorProductLinear
-from eqfuse.ops._layer import TensorProductLinearGate as _TensorProductLinearGate
 from eqfuse.ops._layer import linear_of
-from eqfuse.ops._legacy import FunctionalFullyConnectedTensorProduct
 from eqfuse.ops._linear import computed_by_e3nn, split_operands
 from eqfuse.ops._symmetric_contraction import symmetric_contraction, symmetric_contraction_paths
 from eqfuse.ops.ir.products import basis
@@ -155,80 +151,3 @@ class SymmetricTensorProduct(e3nn.haiku.SymmetricTensorProduct):
             kept = reached if self.keep_irrep_out is None else reached & self.keep_irrep_out
             counts |= {(order, ir): basis(irs, ir, order).shape[-2] for ir in kept}
         return {key: count for key, count in counts.items() if count}
-
-
-class FullyConnectedTensorProduct(e3nn.haiku.FullyConnectedTensorProduct):
-    """`e3nn.haiku.FullyConnectedTensorProduct`, with its arguments and parameters, by kernels.
-
-    Args:
-      irreps_out, irreps_in1, irreps_in2: as in `e3nn.haiku.FullyConnectedTensorProduct`.
-    References: e3nn-jax 0.21.
-
-    Example:
-      >>> import haiku as hk
-      >>> x, y = (e3nn.IrrepsArray("1o", jnp.ones((5, 3))) for _ in range(2))
-      >>> product = hk.transform(lambda: ops.haiku.FullyConnectedTensorProduct("4x0e+1e")(x, y))
-      >>> product.apply(product.init(jax.random.key(0)), None).shape
-      (5, 7)
-    """
-
-    def __call__(self, x1: e3nn.IrrepsArray, x2: e3nn.IrrepsArray, **options) -> e3nn.IrrepsArray:
-        """Return the product [..., irreps_out]; operands and errors are those of e3nn's."""
-        x, y = map(e3nn.as_irreps_array, (x1, x2))
-        shape = jnp.broadcast_shapes(x.shape[:-1], y.shape[:-1])
-        irreps = self.irreps_in1, self.irreps_in2
-        rows = [
-            (a if i is None else a.rechunk(i)).broadcast_to((*shape, -1))
-            for a, i in zip((x, y), irreps, strict=True)
-        ]
-        x, y = (a.remove_zero_chunks().simplify() for a in rows)
-        tp = FunctionalFullyConnectedTensorProduct(x.irreps, y.irreps, self.irreps_out.simplify())
-        weights = [
-            hk.get_parameter(
-                f"w[{i.i_in1},{i.i_in2},{i.i_out}] {tp.irreps_in1[i.i_in1]},"
-                f"{tp.irreps_in2[i.i_in2]},{tp.irreps_out[i.i_out]}",
-                shape=i.path_shape,
-                init=hk.initializers.RandomNormal(stddev=i.weight_std),
-            )
-            for i in tp.instructions
-        ]
-        product = functools.partial(tp.left_right, weights, **options)
-        for _ in shape:
-            product = e3nn.utils.vmap(product)
-        return product(x, y).rechunk(self.irreps_out)
-
-
-class TensorProductLinear(hk.Module):
-    """`eqfuse.ops.TensorProductLinear`, whose parameters Haiku keeps, by e3nn's names.
-
-    Args:
-      irreps_out, options: those of `eqfuse.ops.TensorProductLinear`.
-      name: of the module in Haiku.
-    References: those of `eqfuse.ops.TensorProductLinear`.
-    """
-
-    op = _TensorProductLinear
-
-    def __init__(self, irreps_out, *, name: str | None = None, **options):
-        super().__init__(name)
-        self.module = self.op(irreps_out, **options)
-
-    def __call__(self, *operands, **by_name) -> e3nn.IrrepsArray:
-        """Apply it; operands, result and errors are those of `eqfuse.ops.TensorProductLinear`."""
-
-        def initial(key):
-            return self.module.init(key, *operands, **by_name).get("params", {})
-
-        made = functools.cache(lambda: initial(hk.next_rng_key()))
-        shapes = jax.eval_shape(initial, jax.random.key(0))
-        parameters = {
-            name: hk.get_parameter(name, s.shape, s.dtype, lambda *_, name=name: made()[name])
-            for name, s in shapes.items()
-        }
-        return self.module.apply({"params": parameters}, *operands, **by_name)
-
-
-class TensorProductLinearGate(TensorProductLinear):
-    """`eqfuse.ops.TensorProductLinearGate`, with arguments as `TensorProductLinear` has here."""
-
-    op = _TensorProductLinearGate

@@ -325,13 +325,10 @@ def test_layers_of_e3nn_jax_itself_are_replaced():
 
 
 OURS = {
-    "e3nn_jax": ("", ["tensor_product", "elementwise_tensor_product", "tensor_square"]),
-    "e3nn_jax.legacy": ("", ["FunctionalTensorProduct", "FunctionalFullyConnectedTensorProduct"]),
+    "e3nn_jax": ("", ["tensor_product", "elementwise_tensor_product"]),
+    "e3nn_jax.legacy": ("", ["FunctionalTensorProduct"]),
     "e3nn_jax.flax": ("", ["Linear"]),
-    "e3nn_jax.haiku": (
-        ".haiku",
-        ["Linear", "SymmetricTensorProduct", "FullyConnectedTensorProduct"],
-    ),
+    "e3nn_jax.haiku": (".haiku", ["Linear", "SymmetricTensorProduct"]),
     "e3nn_jax.equinox": (".equinox", ["Linear"]),
 }
 OURS["e3nn_jax"][1].append("FunctionalLinear")

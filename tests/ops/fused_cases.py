@@ -53,7 +53,6 @@ CASES = {
     ),
     "rows-fully-connected": rows(X, "6x0e+5x1o", "7x0e+3x0o+4x1o"),
     "rows-channelwise": rows(OF_BOTH, OF_BOTH, "7x0e+3x1o+4x1e", **CHANNELWISE),
-    "rows-split": rows(OF_BOTH, Y, "7x0e+3x1o+4x1e", split=("4x0e", "3x0e+1x1o", "2x1o+4x1e")),
     "rows-many-columns": rows("36x0e+33x1o", Y, "150x0e+40x1o", biases=True),
     "rows-many-channels": rows("140x0e+33x1o", Y, "20x0e+4x1o", gate=True),
     "rows-gate-skip": rows(X, Y, "5x0e+3x0o+4x1o", gate=True, skip=True, **FORCED),
@@ -72,10 +71,9 @@ CASES = {
     "rows-indexed": rows(OF_BOTH, "2x0e+1o", "7x0e+4x1o", indexed=True),
     "rows-skip": rows(OF_BOTH, Y, "7x0e+4x1o", skip=True, **FORCED),
     "graph-channelwise": bare("5x0e+5x1o+5x1e", OF_BOTH, "7x0e+3x1o+4x1e", **CHANNELWISE, **FORCED),
-    "graph-channelwise-split": bare(
+    "graph-channelwise-no-path": bare(
         *("5x0e+5x1o+5x1e", OF_BOTH, "7x0e+3x1o+4x1e+2x2o"),
         **(CHANNELWISE | FORCED),
-        split=("", "6x0e", "1x0e+3x1o+4x1e+2x2o"),
     ),
     "graph-channelwise-gate": bare(
         OF_BOTH, OF_BOTH, "7x0e+3x1o+4x1e", gate=True, **CHANNELWISE, **FORCED
@@ -86,9 +84,7 @@ CASES = {
     "graph-scalar-activation-indexed-bias": bare(
         X, Y, "7x0e+3x0o+4x1o", gate=True, indexed=True, biases=True, gated=False
     ),
-    "graph-indexed-bias-split": graph(
-        *("5x0e+3x1o", Y, "4x0e+3x1o"), indexed=True, biases=True, split=("1x0e", "3x0e", "3x1o")
-    ),
+    "graph-indexed-bias": graph("5x0e+3x1o", Y, "4x0e+3x1o", indexed=True, biases=True),
     "graph-one-channel": bare("1x0e+1x1o", "0e+1o+2e", "3x0e+1x1o+1x2e", gate=True),
     "graph-scalar-first": bare("5x0e+3x1o", Y, "2x0e+3x1o", scalar_first=True),
     "graph-small": bare("2x0e+2x1o", Y, "3x0e+1x1o", gate=True, skip=True, **FORCED),
@@ -151,12 +147,7 @@ class Problem:
         return self.module(backend).init(jax.random.PRNGKey(0), *self.arguments(self.arrays))
 
     def apply(self, backend: str, params, arrays):
-        """Return the output, joined where it is split; e3nn's is never split."""
-        module = self.module(backend)
-        if backend == "e3nn":
-            return module.clone(split=None).apply(params, *self.arguments(arrays))
-        out = module.apply(params, *self.arguments(arrays))
-        return e3nn.concatenate(out).simplify() if isinstance(out, tuple) else out
+        return self.module(backend).apply(params, *self.arguments(arrays))
 
     def in_dtype(self, dtype):
         """Return it in another dtype, on the same numbers as far as that can hold them."""

@@ -112,14 +112,6 @@ def test_linears(seed, indexed):
         assert_modules_agree(*modules, (*before, x))
 
 
-@SEEDS
-def test_a_sum_of_linears_knows_zeros_of_all(seed):
-    rng = np.random.default_rng(seed)
-    out, inputs = random_irreps(rng), [with_zeros(rng, random_irreps(rng)) for _ in range(2)]
-    theirs, ours = (ops.LinearSum(out, ("a", "b"), backend=b) for b in ("e3nn", "llvm"))
-    assert_modules_agree(ours, theirs, inputs)
-
-
 def messages(x, y, weights=None, keep=None, graph=True):
     """Return e3nn's product of x and y, on a graph weighted and summed."""
     rows = x[EDGES.senders] if graph else x

@@ -132,9 +132,6 @@ OPS = {
         jnp.ones((3, 6)),
         **b,
     ),
-    "a sum, linear": lambda x, y, **b: ops.LinearSum(X, ("a", "b"), **b).init(
-        jax.random.key(2), x, x
-    ),
 }
 
 
@@ -144,7 +141,7 @@ def test_every_op_runs_on_its_backend(name):
     for backend in ("xla", "e3nn"):
         with recorded() as found:
             jax.eval_shape(lambda b=backend: OPS[name](x, y, backend=b))
-        assert [(f.kind, f.backend) for f in found] == [(name.split(", ")[-1], backend)]
+        assert [(f.kind, f.backend) for f in found] == [(name, backend)]
 
 
 def test_availability_names_a_reason_for_every_backend(machine):

@@ -68,7 +68,6 @@ MODULES = {
     "indexed": (ops.Linear, {"num_indexed_weights": 2}),
     "product": (ops.TensorProductLinear, {}),
     "gate": (ops.TensorProductLinearGate, {}),
-    "sum": (ops.LinearSum, {"names": ("a", "b")}),
     "skip": (ops.TensorProductLinear, {"force_irreps_out": True}),
 }
 WIDTHS = {
@@ -84,11 +83,11 @@ WIDTHS = {
 @pytest.mark.parametrize(
     "widths", tiers.slow_unless(["float32-float64", "bfloat16-float32"], *WIDTHS)
 )
-@pytest.mark.parametrize("name", tiers.slow_unless(["linear", "gate", "sum", "skip"], *MODULES))
+@pytest.mark.parametrize("name", tiers.slow_unless(["linear", "gate", "skip"], *MODULES))
 def test_operands_and_parameters_of_two_widths_promote(x64, name, widths, backend):
     """The widest of all is the type of the result, as for e3nn, not rounded on the way.
 
-    What has another width than x are the parameters, the second input of a sum, or the skip.
+    What has another width than x are the parameters, or the skip.
     """
     (cls, options), (narrow, other) = MODULES[name], WIDTHS[widths]
     module = cls("3x0e+1o", biases=True, backend=backend, **options)

@@ -105,39 +105,6 @@ def test_equinox_linear_is_e3nns(name):
     assert_same(found, of(theirs))
 
 
-@pytest.mark.parametrize("name", ["TensorProductLinear", "TensorProductLinearGate"])
-def test_products_with_a_linear(name):
-    hk, eqx = pytest.importorskip("haiku"), pytest.importorskip("equinox")
-    x = e3nn.normal(X, jax.random.key(3), (NODES,), dtype=jnp.float64)
-    y = e3nn.normal(Y, jax.random.key(4), (EDGES,), dtype=jnp.float64)
-    num_irreps = e3nn.tensor_product(X, Y, filter_ir_out="0e+1o").num_irreps
-    w = jnp.asarray(RNG.normal(size=(EDGES, num_irreps)))
-    irreps_out, graph = "5x0e+2x0e+2x1o", ops.Edges.from_arrays(SENDERS, RECEIVERS, NODES)
-    options = {"filter_ir_out": "0e+1o", "num_indexed_weights": 3}
-
-    def reference(parameters):
-        linear = e3nn.flax.Linear(irreps_out, num_indexed_weights=3)
-        m = e3nn.tensor_product(x[SENDERS], y, filter_ir_out="0e+1o") * w
-        m = e3nn.scatter_sum(m, dst=RECEIVERS, output_size=NODES)
-        out = linear.apply({"params": parameters}, INDEX, m)
-        return e3nn.gate(out) if name.endswith("Gate") else out
-
-    operands = x, y, w, graph, INDEX
-    of_haiku = hk.without_apply_rng(
-        hk.transform(lambda: getattr(ops.haiku, name)(irreps_out, name="a", **options)(*operands))
-    )
-    params = of_haiku.init(jax.random.key(0))
-    found, [gradients] = with_gradients(of_haiku.apply, params)
-    assert_same((found, (gradients["a"],)), with_gradients(reference, params["a"]))
-
-    module = getattr(ops.equinox, name)(
-        irreps_out, irreps_x=X, irreps_y=Y, key=jax.random.key(0), dtype=jnp.float64, **options
-    )
-    arrays, rest = eqx.partition(module, eqx.is_array)
-    found, [gradients] = with_gradients(lambda a: eqx.combine(a, rest)(*operands), arrays)
-    assert_same((found, (gradients.parameters,)), with_gradients(reference, module.parameters))
-
-
 def test_errors_are_e3nns():
     pytest.importorskip("equinox")
     module = ops.equinox.Linear(irreps_in=X, irreps_out=OUT, key=jax.random.key(0))

@@ -76,7 +76,7 @@ def run_by(way, request):
     return WAYS[way]
 
 
-CORE = "rows-linear graph-gate-skip rows-indexed-bias graph-channelwise-split"
+CORE = "rows-linear graph-gate-skip rows-indexed-bias graph-channelwise-no-path"
 ORDERS = {
     "xla": "rows-linear",
     "llvm": f"{CORE} rows-channelwise rows-fully-connected",

@@ -11,7 +11,6 @@ import pytest
 
 from eqfuse import ops
 from tests.fuse.test_fuse import assert_close, derivatives
-from tests.ops.parity import UNOPTIMIZED
 
 NODES, EDGES = 4, 7
 SENDERS, RECEIVERS = np.random.default_rng(0).integers(0, NODES, (2, EDGES))
@@ -125,27 +124,3 @@ def test_fuse_takes_it_to_the_graph(name, capsys):
         assert "as written" not in report
         assert ("TensorProductLinear" if mode == "uvw" else "graph_tensor_product") in report
         assert_close(found, expected)
-
-
-def test_fully_connected_products_have_e3nns_parameters():
-    hk = pytest.importorskip("haiku")
-    x = e3nn.normal(X, jax.random.key(0), (3, 1))
-    y = e3nn.normal("0e+1o", jax.random.key(1), (4,))
-
-    def network(cls):
-        return hk.without_apply_rng(hk.transform(lambda x, y: cls("2x0e+3x1o+1e")(x, y)))
-
-    ours, theirs = (
-        network(ops.FullyConnectedTensorProduct),
-        network(e3nn.haiku.FullyConnectedTensorProduct),
-    )
-    found, params = (
-        jax.jit(n.init, compiler_options=UNOPTIMIZED)(jax.random.key(2), x, y)
-        for n in (ours, theirs)
-    )
-    jax.tree.map(np.testing.assert_array_equal, found, params)
-    found, expected = (
-        jax.jit(n.apply, compiler_options=UNOPTIMIZED)(params, x, y) for n in (ours, theirs)
-    )
-    assert found.irreps == expected.irreps
-    np.testing.assert_allclose(found.array, expected.array, rtol=0, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Linear, LinearSum and grouped_dense against e3nn.flax.Linear and jax.numpy."""
+"""Linear and grouped_dense against e3nn.flax.Linear and jax.numpy."""
 
 import contextlib
 import functools
@@ -158,32 +158,6 @@ def test_many_channels(name, monkeypatch):
     assert_close(*(derivatives(m, params, [*index, x]) for m in modules), 4e-6)
 
 
-def test_linear_sum_is_a_sum(backend):
-    with jax.enable_x64(True):
-        inputs = [e3nn.normal(i, jax.random.key(0), (ROWS,)) for i in (IRREPS, OTHER)]
-        inputs = [x.astype(jnp.float64) for x in inputs]
-        ours, linear = ops.LinearSum(OUT, ("a", "b"), backend=backend), e3nn.flax.Linear
-        params = initial(ours, *inputs)
-
-        def by_hand(params):
-            module = linear(OUT, force_irreps_out=True)
-            pairs = zip("ab", inputs, strict=True)
-            return sum(module.apply({"params": params["params"][n]}, x).array for n, x in pairs)
-
-        def results(function):
-            return along_random_directions(function, params, orders=("value", "vjp"))
-
-        with computed_by(backend):
-            found = results(lambda p: ours.apply(p, *inputs).array)
-        assert_close(found, results(by_hand), 1e-13)
-
-
-def test_linear_sum_of_inputs_that_lead_nowhere_is_zero(backend):
-    x, module = e3nn.normal("2x0e", jax.random.key(0), (3,)), ops.LinearSum("3x0o", ("a", "b"))
-    out, _ = module.clone(backend=backend).init_with_output(jax.random.key(0), x, x)
-    np.testing.assert_array_equal(out.array, np.zeros((3, 3)))
-
-
 @pytest.mark.parametrize("split", [False, True], ids=["joined", "split"])
 @pytest.mark.parametrize("groups", [1, 3])
 def test_grouped_dense_is_a_matrix_product_of_each(groups, split, backend):
@@ -246,14 +220,10 @@ def test_the_configured_normalisation_holds():
         e3nn.config("path_normalization", default)
 
 
-def test_errors_of_sums_and_groups():
-    key, x = jax.random.key(0), e3nn.normal("2x0e", jax.random.key(0), (3,))
-    with pytest.raises(ValueError, match="one input for each of"):
-        ops.LinearSum("0e", ("a", "b")).init(key, x)
+def test_errors_of_functions():
+    x = e3nn.normal("2x0e", jax.random.key(0), (3,))
     with pytest.raises(ValueError, match="index and weights exclude each other"):
         ops.linear(x, {}, "0e", weights=jnp.ones((3, 2)), index=jnp.zeros(3, int))
-    with pytest.raises(ValueError, match="cannot be added up"):
-        ops.LinearSum("0e", ("a", "b")).init(key, x, x[:2])
     with pytest.raises(ValueError, match=r"of one n_in are needed, got \[\(3, 2\), \(2, 2\)\]"):
         ops.grouped_dense(jnp.zeros((2, 3)), [jnp.zeros((3, 2)), jnp.zeros((2, 2))])
     with pytest.raises(ValueError, match=r"x must be \[rows, 3\] or \[rows, 6\]"):

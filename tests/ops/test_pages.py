@@ -18,7 +18,7 @@ WITHOUT = CONSTANTS | {"availability", "compile_ahead", "resolve_here"}
 """Public names without an example: constants, and what depends on the machine."""
 
 
-OF_FRAMEWORKS = ["haiku.Linear", "haiku.FullyConnectedTensorProduct", "equinox.Linear"]
+OF_FRAMEWORKS = ["haiku.Linear", "haiku.SymmetricTensorProduct", "equinox.Linear"]
 
 
 @pytest.mark.parametrize("name", [*sorted(set(ops.__all__) - WITHOUT), *OF_FRAMEWORKS])

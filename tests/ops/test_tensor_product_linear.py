@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops import TensorProductLinear, TensorProductLinearGate
+from eqfuse.ops import TensorProductLinear
 from tests.ops import tiers
 from tests.ops.fused_cases import CASES, NODES, Problem
 
@@ -46,26 +46,11 @@ def test_normalizations_filters_and_broadcasting(backend, normalization):
     np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("backend", ["llvm", "e3nn"])
-def test_split_gives_an_array_for_each_part(backend):
-    parts = ("4x0e", "", "3x0e+1x1o", "2x1o+4x1e")
-    problem = Problem(CASES["rows-split"], np.float32)
-    module = problem.module(backend).clone(split=parts)
-    found = module.apply(problem.params, *problem.arguments(problem.arrays))
-    whole = problem.apply("e3nn", problem.params, problem.arrays).array
-    expected = np.split(whole, [4, 4, 10], axis=1)
-    assert [a.irreps for a in found] == [e3nn.Irreps(part) for part in parts]
-    for a, b in zip(found, expected, strict=True):
-        np.testing.assert_allclose(a.array, b, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("split", [None, ("",)])
-def test_gradients_of_an_empty_output_are_zero(split):
+def test_gradients_of_an_empty_output_are_zero():
     def total(x):
-        module = TensorProductLinear("5x3e", split=split, backend="xla")
+        module = TensorProductLinear("5x3e", backend="xla")
         y = e3nn.IrrepsArray("0e+1o", x[:, :4])
-        out = module.apply({}, e3nn.IrrepsArray("4x0e+3x1o", x), y)
-        return sum(jnp.sum(a) for a in jax.tree.leaves(out))
+        return jnp.sum(module.apply({}, e3nn.IrrepsArray("4x0e+3x1o", x), y).array)
 
     np.testing.assert_array_equal(jax.grad(total)(jnp.ones((4, 13))), 0)
 
@@ -78,20 +63,6 @@ def test_without_edges_only_the_skip_is_left(backend):
     skip = e3nn.IrrepsArray(problem.case.out, problem.arrays["skip"])
     got = problem.apply(backend, problem.params, problem.arrays).array
     np.testing.assert_allclose(got, e3nn.gate(skip).array, rtol=1e-5, atol=1e-6)
-
-
-def test_errors_of_split():
-    problem = Problem(CASES["rows-linear"], np.float32)
-    x, y, *_ = problem.arguments(problem.arrays)
-    skip, two = e3nn.IrrepsArray("3x0e", jnp.zeros((NODES, 3))), ("2x0e", "1x0e")
-    for out, split, more, cls, message in (
-        ("3x0e", two, {"skip": skip}, TensorProductLinear, "without a gate and without a skip"),
-        ("3x0e", two, {}, TensorProductLinearGate, "without a gate and without a skip"),
-        ("4x0e", two, {}, TensorProductLinear, r"split \[2x0e, 1x0e\] must be .* output, 4x0e"),
-        ("3x0e", "3x0e", {}, TensorProductLinear, "split needs a tuple of irreps, got '3x0e'"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            cls(out, split=split, backend="xla").init(jax.random.key(0), x, y, **more)
 
 
 def test_errors():

@@ -166,28 +166,3 @@ def for_product(computed: e3nn.Irreps, zero_flags, irreps: e3nn.Irreps, irreps_o
     whole = linear(irreps, (False,) * len(irreps), e3nn.Irreps(irreps_out), **options)
     options = options | {"force_irreps_out": True, "numbered": irreps}
     return linear(computed, zero_flags, whole.irreps_out, **options), whole
-
-
-def sum_of(linears) -> Form:
-    """Add up Linears of several rows: inputs are the rows, then the parameters of each."""
-    first = linears[0]
-    for other in linears[1:]:
-        if other.irreps_out != first.irreps_out:
-            raise ValueError(
-                f"Linears that are added need one output, got {first.irreps_out} and "
-                f"{other.irreps_out}"
-            )
-        if other.linear_form.num_sets != first.linear_form.num_sets:
-            raise ValueError("Linears that are added need weights indexed alike")
-    paths, inputs = [], [li.linear_form.inputs[0] for li in linears]
-    for number, li in enumerate(linears):
-        start = len(inputs) - 1
-        inputs += li.linear_form.inputs[1:]
-        for path in li.linear_form.paths:
-            refs = (
-                SegmentRef(start + ref.operand if ref.operand else number, ref.segment)
-                for ref in path.factors
-            )
-            paths.append(dataclasses.replace(path, factors=tuple(refs)))
-    inputs = (dataclasses.replace(o, name=f"{o.name[0]}{n}") for n, o in enumerate(inputs))
-    return dataclasses.replace(first.linear_form, inputs=tuple(inputs), paths=tuple(paths))

@@ -162,11 +162,6 @@ def nequix(file, choice):
 
 
 def nequip(file, choice):
-    """Evaluate in the precision of the file; of nequip up to 0.6, it needs torch alone."""
-    return _nequip_package(file) if file.endswith(".nequip.zip") else _nequip_script(file)
-
-
-def _nequip_package(file):
     import importlib.metadata
 
     import torch
@@ -185,38 +180,6 @@ def _nequip_package(file):
     transforms = [ChemicalSpeciesToAtomTypeMapper(names), NeighborListTransform(r_max=r_max)]
     calculator = NequIPCalculator(network, torch.device("cpu"), transforms=transforms)
     return _evaluation(calculator), f"nequip {importlib.metadata.version('nequip')}"
-
-
-def _nequip_script(file):
-    import torch
-    from ase.data import atomic_numbers
-    from ase.neighborlist import primitive_neighbor_list
-
-    extra = {"r_max": "", "type_names": "", "nequip_version": ""}
-    network = torch.jit.load(file, map_location="cpu", _extra_files=extra).eval()
-    extra = {name: text.decode() for name, text in extra.items()}
-    names = extra["type_names"].split()
-    types = {atomic_numbers[name]: k for k, name in enumerate(names)}
-    if next(network.parameters()).dtype == torch.float64:
-        _exact_couplings(network)  # one of float32 casts what it reads, and cannot be widened
-
-    def evaluate(numbers, positions, cell, pbc):
-        i, j, shifts = primitive_neighbor_list("ijS", pbc, cell, positions, float(extra["r_max"]))
-        data = {
-            "pos": torch.tensor(positions),
-            "edge_index": torch.tensor(np.stack([i, j])),
-            "edge_cell_shift": torch.tensor(shifts.astype(float)),
-            "cell": torch.tensor(np.asarray(cell, float)),
-            "atom_types": torch.tensor([types[z] for z in numbers]),
-        }
-        out = network(data)
-        energy = out["total_energy"].item()
-        stress = NO_STRESS
-        if pbc.all() and "stress" in out:
-            stress = out["stress"].detach().numpy().reshape(3, 3)
-        return {"energy": energy, "forces": out["forces"].detach().numpy(), "stress": stress}
-
-    return evaluate, f"nequip {extra['nequip_version']} (TorchScript)"
 
 
 def _exact_couplings(network):

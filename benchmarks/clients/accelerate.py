@@ -34,13 +34,9 @@ def calculator_of(program: str, file: str):
         from sevenn.calculator import SevenNetCalculator
 
         return SevenNetCalculator(file, device="cpu")
-    if program == "nequix":
-        from nequix.calculator import NequixCalculator
+    from nequix.calculator import NequixCalculator
 
-        return NequixCalculator(model_path=file, use_kernel=False)
-    from nequip.ase import NequIPCalculator
-
-    return NequIPCalculator.from_deployed_model(file, device="cpu", set_global_options=True)
+    return NequixCalculator(model_path=file, use_kernel=False)
 
 
 def structure_for(species) -> ase.Atoms:
@@ -55,7 +51,7 @@ def structure_for(species) -> ase.Atoms:
 def row_of(program: str, file: str) -> str:
     """Return the row of a calculator in the table."""
     theirs, start = calculator_of(program, file), time.process_time()
-    fast = eqfuse.accelerate(theirs, file=file if program == "nequip" else None)
+    fast = eqfuse.accelerate(theirs)
     seconds, atoms = time.process_time() - start, structure_for(fast.species)
     times, errors = [], []
     for turn in range(WARM_UP + TURNS):

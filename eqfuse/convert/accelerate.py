@@ -120,8 +120,8 @@ def _write(program: str, calculator, path: Path):
             model, config = utils.convert_model_torch_to_jax(model, config, False)
         return importlib.import_module("nequix.model").save_model(path, model, config)
     raise ConvertError(
-        "its network is compiled; give the file that it is of by file= (.model, checkpoint .pth, "
-        "deployed .pth of nequip 0.5 or 0.6, .nequip.zip)"
+        "its network is compiled; give the file that it is of by file= (.model, checkpoint .pth or "
+        ".nequip.zip)"
     )
 
 

@@ -3,7 +3,6 @@
 import hashlib
 import shutil
 import sys
-import zipfile
 from pathlib import Path
 
 from eqfuse import __version__
@@ -14,7 +13,6 @@ from eqfuse.runs.errors import CheckpointError
 from eqfuse.runs.files import write_whole
 
 _DONE = "converted"  # the last file that is written
-_PROGRAMS = {".model": "mace", ".nqx": "nequix", ".zip": "nequip"}
 
 
 def converted_name(name: str) -> Path:
@@ -25,14 +23,8 @@ def converted_name(name: str) -> Path:
     )
 
 
-def converted_file(path) -> Path:
-    path = Path(path)
+def converted_file(path: Path, program: str) -> Path:
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
-    program = _PROGRAMS.get(path.suffix.lower())
-    if program is None:  # of nequip if it is compiled, else of sevennet
-        names = zipfile.ZipFile(path).namelist() if zipfile.is_zipfile(path) else ()
-        is_compiled = any(inside.endswith("/constants.pkl") for inside in names)
-        program = "nequip" if is_compiled else "sevennet"
     return _converted(f"{path.stem}-{digest}", program, lambda: path)
 
 

@@ -28,7 +28,7 @@ class Convert:
     eqfuse convert mace FILE.model RUN      # a network of mace-torch
     eqfuse convert sevennet FILE.pth RUN    # a checkpoint of sevenn
     eqfuse convert nequix FILE.nqx RUN      # a network of nequix
-    eqfuse convert nequip FILE RUN          # a .nequip.zip, or a deployed .pth of nequip 0.5 or 0.6
+    eqfuse convert nequip FILE RUN          # a .nequip.zip of nequip 0.7 or later
     eqfuse convert export RUN FILE.npz      # a run of MACE, for mace-torch by scripts/mace_load.py;
                                             # as a program that runs without eqfuse: eqfuse export
     """

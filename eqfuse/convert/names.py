@@ -7,8 +7,9 @@ from pathlib import Path
 from eqfuse.convert.registry import published
 from eqfuse.runs.errors import CheckpointError
 
-_FILES = (".model", ".pth", ".pt", ".nqx", ".zip")
-"""Endings of files of other programs, which `eqfuse convert` reads."""
+_PROGRAMS = {".model": "mace", ".pth": "sevennet", ".pt": "sevennet", ".nqx": "nequix"}
+_PROGRAMS |= {".zip": "nequip"}
+"""By the endings of their files, programs that `eqfuse convert` reads."""
 
 
 def resolved(run) -> str | Path:
@@ -24,13 +25,14 @@ def resolved(run) -> str | Path:
       CheckpointError: nothing is there, with the names that are nearest; a file that is not here,
         with the command that fetches it, or one that cannot be converted.
     """
-    path, name = os.path.expanduser(run), str(run).lower()
+    path, name = Path(run).expanduser(), str(run).lower()
     if os.path.lexists(path) or "\0" in name:  # the latter is refused where it is read
-        if not name.endswith(_FILES) or not os.path.isfile(path):
+        program = _PROGRAMS.get(path.suffix.lower())
+        if program is None or not path.is_file():
             return run
         from eqfuse.convert.cache import converted_file  # which takes a while to import
 
-        return converted_file(path)
+        return converted_file(path, program)
     if name in published():
         from eqfuse.convert.cache import converted_name
 

@@ -1,40 +1,27 @@
 """Packages of nequip and nequip-allegro (`.nequip.zip`): no code in them is executed."""
 
 import math
-import zipfile
 
 import numpy as np
 
-from eqfuse.convert.converted import Converted, ConvertError, refuse, whole_power
-from eqfuse.convert.e3nn_torch import constant_of, coupling_factor, irreps_of, product_of
-from eqfuse.convert.latent_charges import latent_ewald
+from eqfuse.convert.converted import Converted, refuse
+from eqfuse.convert.e3nn_torch import coupling_factor, irreps_of
 from eqfuse.convert.layers import dense_layers
-from eqfuse.convert.nequip_networks import NequIPRecords, NequIPScript, unwrapped
-from eqfuse.convert.records import Record, read_compiled, read_package
-from eqfuse.models import ZBL, Allegro
+from eqfuse.convert.nequip_networks import SILU, NequIPPackage, neighbors_of, scalar_matrices
+from eqfuse.convert.records import Record, read_package
+from eqfuse.models import Allegro
 from eqfuse.models.allegro_layers import Paths
 from eqfuse.models.irreps import harmonics
-from eqfuse.models.pairs import radii_of
 
-_PICKLE = "model/eager_model.pkl"
-SILU = "SiLU"
+_WRAPPERS = ("GraphModel", "StressOutput", "GradientOutput", "PartialForceOutput")
+_WRAPPERS += ("ForceStressOutput",)
 
 
 def read_nequip(path, _: None = None) -> Converted:
-    """Read a network of nequip, or of nequip-allegro, which has one head.
-
-    The file is of `nequip-deploy build` (nequip 0.5 and 0.6, TorchScript), or a package of
-    `nequip-package build` (0.7 and later, .nequip.zip).
-    """
-    names = zipfile.ZipFile(path).namelist() if zipfile.is_zipfile(path) else ()
-    if any(name.endswith(f"/{_PICKLE}") for name in names):
-        parts = energy_parts(read_package(path, _PICKLE))
-        package = AllegroPackage if parts.get("allegro") is not None else NequIPPackage
-        return package(parts).converted()
-    compiled = read_compiled(path)
-    if not compiled.module.kind.startswith("__torch__.nequip."):
-        raise ConvertError(f"{path} holds a {compiled.module.kind}, no network of nequip")
-    return NequIPScript(compiled).converted()
+    """Read a package of nequip (0.7 and later) or nequip-allegro, which has one head."""
+    parts = energy_parts(read_package(path))
+    package = AllegroPackage if parts.get("allegro") is not None else NequIPPackage
+    return package(parts).converted()
 
 
 def energy_parts(module: Record) -> Record:
@@ -44,135 +31,11 @@ def energy_parts(module: Record) -> Record:
         if len(names) != 1:
             refuse(f"several networks in one file ({', '.join(names)})")
         module = module.get(names[0])
-    return unwrapped(module)[1]
-
-
-class NequIPPackage(NequIPRecords):
-    """The eager model of a package."""
-
-    known = ("type_embed", "spharm", "edge_norm", "bessel_encode", "factor", "total_energy_sum")
-    known += ("per_atom_energy_readout", "per_type_energy_scale_shift", "pair_potential")
-    # of NequIP-LES
-    known += ("sr_energy_sum", "latent_charge_readout", "lr_energy_sum")
-    harmonics, product = "spharm.irreps_edge_sh", "tp_scatter.tp"
-
-    def __init__(self, func: Record):
-        super().__init__(func, list(func.get("per_type_energy_scale_shift.type_names")))
-
-    def long_range(self):
-        les = self.func.get("lr_energy_sum.les")
-        return None if les is None else latent_ewald(les)
-
-    def part_names(self):
-        return list(self.func.state["_modules"])
-
-    def basis(self):
-        return self.basis_of(self.func.get("bessel_encode"))
-
-    def basis_of(self, bessel: Record) -> dict:
-        if bessel.name != "BesselEdgeLengthEncoding":
-            refuse(f"a radial basis of the kind {bessel.name}")
-        if bessel.get("cutoff").name != "PolynomialCutoff":
-            refuse(f"a cutoff function of the kind {bessel.get('cutoff').name}")
-        r_max, cutoffs = self.cutoffs()
-        # sinc(x w) w = sin(pi w d / c) c / (pi d)
-        weights = np.asarray(bessel.get("bessel_weights"), np.float64)
-        return {
-            "cutoff": r_max,
-            "poly_power": bessel.get("cutoff.p"),
-            "pair_cutoffs": cutoffs,
-            "frequencies": weights * (math.pi / r_max),
-            "factor": float(self.func.get("factor.factor", 1.0)) * r_max / math.pi,
-        }
-
-    def cutoffs(self) -> tuple[float, np.ndarray | None]:
-        """Return the cutoff, and those of pairs of species if they differ, Å."""
-        norm = self.func.get("edge_norm")
-        if not norm.get("_per_edge_type"):
-            return float(norm.get("r_max")), None
-        count = int(norm.get("num_types"))
-        reciprocal = np.asarray(norm.get("_rmax_recip"), np.float64).reshape(count, count)
-        return float(norm.get("r_max")), 1 / reciprocal
-
-    def embedding(self):
-        embed = self.func.get("type_embed")
-        if embed.get("do_categorical_graph_field_embed"):
-            refuse("embeddings of what is not an element (categorical_graph_field_embed)")
-        return np.asarray(embed.get("embed_module.weight"), np.float64)
-
-    def neighbors(self, conv):
-        return neighbors_of(conv.get("avg_num_neighbors_norm"))
-
-    def repulsion(self):
-        pair = self.func.get("pair_potential")
-        if pair is None:
-            return None
-        if pair.name != "ZBL":
-            refuse(f"a pair potential of the kind {pair.name}")
-        (r_max, cutoffs), power = self.cutoffs(), pair.get("cutoff.p")
-        if cutoffs is not None:
-            refuse("ZBL with cutoffs for each pair of elements (per_edge_type_cutoff)")
-        return ZBL(
-            atomic_numbers=self.species,
-            covalent_radii=radii_of(self.species),
-            power=whole_power(power, "ZBL with a cutoff"),
-            length=0.46850,
-            coefficients=(0.18175, 0.50986, 0.28022, 0.02817),
-            decays=(3.19980, 0.94229, 0.40290, 0.20162),
-            coulomb=2 * float(np.asarray(pair.get("_qqr2exesquare"))),
-            cutoff=r_max,
-        )
-
-    def radial(self, conv, first):
-        matrices = scalar_matrices(conv.get("edge_mlp"), SILU)
-        return [matrices[0] * first, *matrices[1:]]
-
-    def skip(self, conv):
-        embedding = self.embedding()
-        matrices = product_of(conv.get("sc"))
-        return {ir: np.einsum("sf,fuv->suv", embedding, w) for ir, w in matrices.items()}
-
-    def readout(self):
-        names = ["per_atom_energy_readout"]
-        names += [] if self.long_range() is None else ["latent_charge_readout"]
-        each = [scalar_matrices(self.func.get(f"{name}.mlp_module"), None) for name in names]
-        columns = [w[0] if len(w) == 1 else np.linalg.multi_dot(w) for w in each]
-        return np.concatenate(columns, axis=1)
-
-    def per_species(self, name):
-        values = self.func.get(f"per_type_energy_scale_shift.{name}")
-        if values is None or not np.size(values):
-            return np.array(1.0 if name == "scales" else 0.0)
-        return np.asarray(values, np.float64).ravel()
-
-    def activation(self, owner, name):
-        item = owner.get(name)
-        function = getattr(item.get("f"), "kind", "?").rpartition(".")[2].lower()
-        return function, constant_of(item)
-
-
-def neighbors_of(norm: Record) -> tuple[float, ...]:
-    """Return n of an `AvgNumNeighborsNorm`, which divides by sqrt(n): one, or one for each type."""
-    return tuple((1 / np.asarray(norm.get("norm_const"), np.float64).ravel() ** 2).tolist())
-
-
-def scalar_matrices(network: Record, act: str | None) -> list[np.ndarray]:
-    """Return the matrices of a ScalarMLPFunction, between which is an activation or nothing."""
-    mlp = network.get("mlp")
-    if mlp.name == "DeepLinearMLP":
-        weights = [np.asarray(w, np.float64) for w in mlp.get("weights").arrays()]
-        return [np.linalg.multi_dot(weights) * float(np.asarray(mlp.get("alpha")))]
-    matrices = []
-    for layer in mlp.children():
-        if layer.name == "ScalarLinearLayer":
-            if layer.get("bias") is not None:
-                refuse("networks of scalars with biases")
-            weight = np.asarray(layer.get("weight"), np.float64)
-            matrices.append(weight * float(np.asarray(layer.get("alpha"))))
-        elif layer.name != act:
-            expected = act or "no activation"
-            refuse(f"a network of scalars with {layer.name}, where {expected} is expected")
-    return matrices
+    while module.name in _WRAPPERS:
+        module = module.get("model") or module.get("func")
+    if module.name != "SequentialGraphNetwork":
+        refuse(f"a part of the kind {module.name}")
+    return module
 
 
 class AllegroPackage(NequIPPackage):

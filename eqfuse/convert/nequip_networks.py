@@ -1,4 +1,4 @@
-"""Networks of nequip as records of their modules, and the deployed ones, of TorchScript."""
+"""Networks of nequip, as packages have them (`.nequip.zip`): records of their modules."""
 
 import math
 import re
@@ -9,12 +9,13 @@ from ase.data import atomic_numbers
 from eqfuse.convert.converted import Converted, refuse, whole_power
 from eqfuse.convert.e3nn_torch import (
     Matrices,
+    constant_of,
     irreps_of,
     linear_of,
-    network_of,
     paths_of,
     product_of,
 )
+from eqfuse.convert.latent_charges import latent_ewald
 from eqfuse.convert.layers import (
     Layer,
     hidden_setting,
@@ -23,43 +24,33 @@ from eqfuse.convert.layers import (
     one_or_each,
     scaled,
 )
-from eqfuse.convert.records import Compiled, Record
+from eqfuse.convert.records import Record
 from eqfuse.models import ZBL, NequIP
 from eqfuse.models.ewald import LatentEwald
 from eqfuse.models.irreps import SCALAR
+from eqfuse.models.pairs import radii_of
 from eqfuse.models.potential import irreps_out
 
+SILU = "SiLU"
 
-class NequIPRecords:
-    """A network, and what its records hold of each part; readers of files complete it.
 
-    Readers of files define these methods, in whose arrays elements have the order of the file:
-      part_names(): names of the parts of `func`.
-      basis(): settings of the radial basis: `cutoff`, `poly_power` and `pair_cutoffs` as ours, and
-        `frequencies` f, 1/Å, of the Bessel functions, which are `factor` sin(f d)/d.
-      embedding(): features of the species, [species, channels].
-      neighbors(conv): n of the sums, which are divided by sqrt(n): one, or one for each species.
-      radial(conv, first): matrices of a radial network, whose input is multiplied with `first`.
-      skip(conv): matrices of a self-connection, [species, rows, columns].
-      readout(): the matrix of the even scalars of the last layer, [channels, 1], or [channels, 2]
-        with latent charges.
-      per_species(name): scales or shifts of the species, eV.
-      activation(owner, name): an activation's function, and its factor.
-    """
+class NequIPPackage:
+    """The eager model of a package; in its arrays, elements have the order of the file."""
 
-    harmonics: str  # the name of the irreps of the spherical harmonics in `func`
-    product: str  # the name of the tensor product in a convolution
-    known: tuple[str, ...] = ()  # parts of `func` besides the layers
-    layer_names = r"layer\d+_convnet"
+    known = ("type_embed", "spharm", "edge_norm", "bessel_encode", "factor", "total_energy_sum")
+    known += ("per_atom_energy_readout", "per_type_energy_scale_shift", "pair_potential")
+    # of NequIP-LES
+    known += ("sr_energy_sum", "latent_charge_readout", "lr_energy_sum")
+    layer_names = r"layer\d+_convnet"  # the parts of a network besides
 
-    def __init__(self, func: Record, names: list[str], scale: float = 1.0):
-        self.func, self.scale = func, scale  # what predicts energies of atoms, and their factor
+    def __init__(self, func: Record):
+        self.func, names = func, list(func.get("per_type_energy_scale_shift.type_names"))
         if unknown := [name for name in names if name not in atomic_numbers]:
             refuse(f"types of atoms that are no elements ({', '.join(unknown)})")
         numbers = [atomic_numbers[name] for name in names]
         self.order = [int(k) for k in np.argsort(numbers)]
         self.species = tuple(sorted(numbers))
-        for name in self.part_names():
+        for name in self.func.state["_modules"]:
             if name not in self.known and not re.fullmatch(self.layer_names, name):
                 refuse(f"a part that is not known here ({name})")
         self._read_layers()
@@ -80,20 +71,13 @@ class NequIPRecords:
     def dtype(self) -> str:
         return str(np.asarray(self.layers[0].get("conv.linear_1.weight")).dtype)
 
-    def repulsion(self) -> ZBL | None:
-        """Return the repulsion of nuclei, if there is one."""
-        return None
-
-    def long_range(self) -> LatentEwald | None:
-        """Return the sum of latent charges, if there are any."""
-        return None
-
     def factor(self, owner: Record, name: str, expected: str) -> float:
         """Return the factor of an activation; refuse another function."""
-        function, constant = self.activation(owner, name)
+        item = owner.get(name)
+        function = getattr(item.get("f"), "kind", "?").rpartition(".")[2].lower()
         if function != expected:
             refuse(f"an activation other than {expected} ({function}, in {name})")
-        return constant
+        return constant_of(item)
 
     def linear(self, linear: Record) -> Matrices:
         """Return the matrices of an `e3nn.o3.Linear`; refuse biases."""
@@ -102,7 +86,7 @@ class NequIPRecords:
         return linear_of(linear)
 
     def converted(self) -> Converted:
-        basis, fields = self.basis(), self._fields()
+        basis, fields = self.basis_of(self.func.get("bessel_encode")), self._fields()
         ours = NequIP(**fields).layer_irreps()[:-1]
         params = interactions([self._layer(k, basis) for k in range(len(self.layers))], ours)
         params["embedding"] = self.embedding()[self.order]
@@ -114,7 +98,7 @@ class NequIPRecords:
     def _with_energies(self, model: str, fields: dict, params: dict) -> Converted:
         """Return the network, with the scales and shifts of its energies."""
         scales, shifts = (
-            np.broadcast_to(self.scale * self.per_species(name), (len(self.species),))[self.order]
+            np.broadcast_to(self.per_species(name), (len(self.species),))[self.order]
             for name in ("scales", "shifts")
         )
         return Converted(
@@ -150,8 +134,10 @@ class NequIPRecords:
         return scalars + gated, factors
 
     def _fields(self) -> dict:
-        basis, harmonics = self.basis(), irreps_of(self.func.get(self.harmonics))
-        neighbors = {self.neighbors(layer.get("conv")) for layer in self.layers}
+        basis = self.basis_of(self.func.get("bessel_encode"))
+        harmonics = irreps_of(self.func.get("spharm.irreps_edge_sh"))
+        norms = (layer.get("conv.avg_num_neighbors_norm") for layer in self.layers)
+        neighbors = {*map(neighbors_of, norms)}
         widths = {
             tuple(len(w) for w in self.radial(layer.get("conv"), 1.0)[1:]) for layer in self.layers
         }
@@ -202,95 +188,124 @@ class NequIPRecords:
         return Layer(
             after=self.features[k + 1],
             up=scaled(self.linear(conv.get("linear_1")), factors),
-            paths=paths_of(conv.get(self.product)),
+            paths=paths_of(conv.get("tp_scatter.tp")),
             radial=self.radial(conv, first),
             down=self.linear(conv.get("linear_2")),
             skip=skip,
         )
 
+    def long_range(self) -> LatentEwald | None:
+        """Return the sum of latent charges, if there are any."""
+        les = self.func.get("lr_energy_sum.les")
+        return None if les is None else latent_ewald(les)
 
-_WRAPPERS = ("GraphModel", "RescaleOutput", "StressOutput", "GradientOutput", "PartialForceOutput")
-_WRAPPERS += ("ForceStressOutput",)
-_FUNCTION = re.compile(r"torch\.mul\(torch\.(\w+)\(\w+\), CONSTANTS\.c(\d+)\)")
+    def basis_of(self, bessel: Record) -> dict:
+        """Return settings of a radial basis.
 
-
-class NequIPScript(NequIPRecords):
-    """A file of `nequip-deploy build`."""
-
-    known = ("one_hot", "spharm_edges", "radial_basis", "chemical_embedding", "total_energy_sum")
-    known += ("conv_to_output_hidden", "output_hidden_to_scalar", "per_species_rescale")
-    harmonics, product = "spharm_edges.irreps_edge_sh", "tp"
-
-    def __init__(self, compiled: Compiled):
-        self._compiled = compiled
-        scale, func = unwrapped(compiled.module)
-        super().__init__(func, compiled.extra["type_names"].split(), scale)
-
-    def part_names(self):
-        parts = {k: part for k, part in self.func.state.items() if isinstance(part, Record)}
-        return [name for name, part in parts.items() if part.kind.startswith("__torch__.")]
-
-    def basis(self):
-        basis, cutoff = (self.func.get(f"radial_basis.{name}") for name in ("basis", "cutoff"))
-        if basis.name != "BesselBasis" or cutoff.name != "PolynomialCutoff":
-            refuse(f"a radial basis of the kinds {basis.name} and {cutoff.name}")
-        r_max = float(basis.get("r_max"))
+        They are `cutoff`, `poly_power` and `pair_cutoffs` as ours, and `frequencies` f, 1/Å, of the
+        Bessel functions, which are `factor` sin(f d)/d.
+        """
+        if bessel.name != "BesselEdgeLengthEncoding":
+            refuse(f"a radial basis of the kind {bessel.name}")
+        if bessel.get("cutoff").name != "PolynomialCutoff":
+            refuse(f"a cutoff function of the kind {bessel.get('cutoff').name}")
+        r_max, cutoffs = self.cutoffs()
+        # sinc(x w) w = sin(pi w d / c) c / (pi d)
+        weights = np.asarray(bessel.get("bessel_weights"), np.float64)
         return {
             "cutoff": r_max,
-            "poly_power": cutoff.get("p"),
-            "pair_cutoffs": None,
-            "frequencies": np.asarray(basis.get("bessel_weights"), np.float64) / r_max,
-            "factor": float(basis.get("prefactor")),
+            "poly_power": bessel.get("cutoff.p"),
+            "pair_cutoffs": cutoffs,
+            "frequencies": weights * (math.pi / r_max),
+            "factor": float(self.func.get("factor.factor", 1.0)) * r_max / math.pi,
         }
 
-    def embedding(self):
-        return self.linear(self.func.get("chemical_embedding.linear"))[SCALAR]
+    def cutoffs(self) -> tuple[float, np.ndarray | None]:
+        """Return the cutoff, and those of pairs of species if they differ, Å."""
+        norm = self.func.get("edge_norm")
+        if not norm.get("_per_edge_type"):
+            return float(norm.get("r_max")), None
+        count = int(norm.get("num_types"))
+        reciprocal = np.asarray(norm.get("_rmax_recip"), np.float64).reshape(count, count)
+        return float(norm.get("r_max")), 1 / reciprocal
 
-    def neighbors(self, conv):
-        return (float(conv.get("avg_num_neighbors") or 1.0),)
+    def embedding(self) -> np.ndarray:
+        """Return the features of the species, [species, channels]."""
+        embed = self.func.get("type_embed")
+        if embed.get("do_categorical_graph_field_embed"):
+            refuse("embeddings of what is not an element (categorical_graph_field_embed)")
+        return np.asarray(embed.get("embed_module.weight"), np.float64)
 
-    def radial(self, conv, first):
-        network = conv.get("fc")
-        layers = [network.get(f"layer{j}") for j in range(len(network.get("hs")) - 1)]
-        return network_of(layers, lambda layer: self.factor(layer, "act", "silu"), first)
-
-    def skip(self, conv):
-        matrices = product_of(conv.get("sc"))
-        if any(len(w) != len(self.species) for w in matrices.values()):
-            refuse("a self-connection with something else than the element")
-        return matrices
-
-    def readout(self):
-        first, second = (
-            self.linear(self.func.get(f"{name}.linear"))[SCALAR]
-            for name in ("conv_to_output_hidden", "output_hidden_to_scalar")
+    def repulsion(self) -> ZBL | None:
+        """Return the repulsion of nuclei, if there is one."""
+        pair = self.func.get("pair_potential")
+        if pair is None:
+            return None
+        if pair.name != "ZBL":
+            refuse(f"a pair potential of the kind {pair.name}")
+        (r_max, cutoffs), power = self.cutoffs(), pair.get("cutoff.p")
+        if cutoffs is not None:
+            refuse("ZBL with cutoffs for each pair of elements (per_edge_type_cutoff)")
+        return ZBL(
+            atomic_numbers=self.species,
+            covalent_radii=radii_of(self.species),
+            power=whole_power(power, "ZBL with a cutoff"),
+            length=0.46850,
+            coefficients=(0.18175, 0.50986, 0.28022, 0.02817),
+            decays=(3.19980, 0.94229, 0.40290, 0.20162),
+            coulomb=2 * float(np.asarray(pair.get("_qqr2exesquare"))),
+            cutoff=r_max,
         )
-        return first @ second
 
-    def per_species(self, name):
-        rescale = self.func.get("per_species_rescale")
-        if rescale is None or not rescale.get(f"has_{name}"):
+    def radial(self, conv: Record, first: float) -> list[np.ndarray]:
+        """Return the matrices of a radial network, whose input is multiplied with `first`."""
+        matrices = scalar_matrices(conv.get("edge_mlp"), SILU)
+        return [matrices[0] * first, *matrices[1:]]
+
+    def skip(self, conv: Record) -> Matrices:
+        """Return the matrices of a self-connection, [species, rows, columns]."""
+        embedding = self.embedding()
+        matrices = product_of(conv.get("sc"))
+        return {ir: np.einsum("sf,fuv->suv", embedding, w) for ir, w in matrices.items()}
+
+    def readout(self) -> np.ndarray:
+        """Return the matrix of the even scalars of the last layer, [channels, 1], or [channels, 2].
+
+        The second column is that of latent charges.
+        """
+        names = ["per_atom_energy_readout"]
+        names += [] if self.long_range() is None else ["latent_charge_readout"]
+        each = [scalar_matrices(self.func.get(f"{name}.mlp_module"), None) for name in names]
+        columns = [w[0] if len(w) == 1 else np.linalg.multi_dot(w) for w in each]
+        return np.concatenate(columns, axis=1)
+
+    def per_species(self, name: str) -> np.ndarray:
+        """Return scales or shifts of the species, eV."""
+        values = self.func.get(f"per_type_energy_scale_shift.{name}")
+        if values is None or not np.size(values):
             return np.array(1.0 if name == "scales" else 0.0)
-        return np.asarray(rescale.get(name), np.float64)
-
-    def activation(self, owner, name):
-        kind = owner.get(name).kind.rpartition(".")[0]
-        match = _FUNCTION.search(self._compiled.code[kind.replace(".", "/") + ".py"])
-        if match is None:
-            return "one that is not known here", 1.0
-        return match[1], float(self._compiled.constants[int(match[2])])
+        return np.asarray(values, np.float64).ravel()
 
 
-def unwrapped(module: Record) -> tuple[float, Record]:
-    """Return the factor of all energies, and the network that predicts those of the atoms."""
-    scale = 1.0
-    while module.name in _WRAPPERS:
-        if module.name == "RescaleOutput":
-            if module.get("has_scale"):
-                scale *= float(module.get("scale_by"))
-            if module.get("has_shift") and np.any(np.asarray(module.get("shift_by"))):
-                refuse("a shift of the energy that does not depend on the atoms (shift_by)")
-        module = module.get("model") or module.get("func")
-    if module.name != "SequentialGraphNetwork":
-        refuse(f"a part of the kind {module.name}")
-    return scale, module
+def neighbors_of(norm: Record) -> tuple[float, ...]:
+    """Return n of an `AvgNumNeighborsNorm`, which divides by sqrt(n): one, or one for each type."""
+    return tuple((1 / np.asarray(norm.get("norm_const"), np.float64).ravel() ** 2).tolist())
+
+
+def scalar_matrices(network: Record, act: str | None) -> list[np.ndarray]:
+    """Return the matrices of a ScalarMLPFunction, between which is an activation or nothing."""
+    mlp = network.get("mlp")
+    if mlp.name == "DeepLinearMLP":
+        weights = [np.asarray(w, np.float64) for w in mlp.get("weights").arrays()]
+        return [np.linalg.multi_dot(weights) * float(np.asarray(mlp.get("alpha")))]
+    matrices = []
+    for layer in mlp.children():
+        if layer.name == "ScalarLinearLayer":
+            if layer.get("bias") is not None:
+                refuse("networks of scalars with biases")
+            weight = np.asarray(layer.get("weight"), np.float64)
+            matrices.append(weight * float(np.asarray(layer.get("alpha"))))
+        elif layer.name != act:
+            expected = act or "no activation"
+            refuse(f"a network of scalars with {layer.name}, where {expected} is expected")
+    return matrices

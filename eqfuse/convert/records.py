@@ -1,4 +1,4 @@
-"""Files of torch, TorchScript and torch.package, read with NumPy: nothing in them is executed.
+"""Files of torch and torch.package, read with NumPy: nothing in them is executed.
 
 Such a file is a zip archive of a pickle and the bytes of its tensors. A pickle is a program that
 may call any function of any module. Here every name that it asks for is an inert `Record`, which
@@ -90,7 +90,7 @@ class Record:
 
 
 _MOST_TEXT = 64 * 2**20
-"""Bytes of a pickle, or of code: those of the largest published networks are below 1 MB."""
+"""Bytes of a pickle: those of the largest published networks are below 1 MB."""
 
 
 _MOST_REPEATED = 2**20
@@ -141,40 +141,14 @@ def read_saved(path):
         return _unpickled(archive, root, path)
 
 
-@dataclasses.dataclass(frozen=True)
-class Compiled:
-    """A file of TorchScript, of which `code` is read and never executed."""
-
-    module: Record
-    constants: list  # of the code
-    extra: dict[str, str]  # texts that the program has added
-    code: dict[str, str]  # by the name of the file
-
-
-def read_compiled(path) -> Compiled:
-    """Read what `torch.jit.save(module, path)` wrote."""
+def read_package(path) -> Record:
+    """Read the network of a package of nequip, a file of `torch.package`."""
     what = (
-        "is neither a package of nequip (.nequip.zip) nor a deployed network (TorchScript); of a "
-        "checkpoint, `nequip-package build FILE.ckpt NAME.nequip.zip` makes a package"
+        "is no package of nequip (.nequip.zip); of a checkpoint, `nequip-package build FILE.ckpt "
+        "NAME.nequip.zip` of nequip 0.7 or later makes one"
     )
-    with _archive(path, what, "constants.pkl") as (archive, root):
-        extra, code = (
-            {
-                name.removeprefix(root + folder): _read(archive, name).decode("utf-8", "replace")
-                for name in archive.namelist()
-                if name.startswith(root + folder) and "debug" not in name
-            }
-            for folder in ("extra/", "code/")
-        )
-        constants = _unpickled(archive, root, path, "constants.pkl", "constants/{}")
-        module = _unpickled(archive, root, path)
-    return Compiled(module, [value(constant) for constant in constants], extra, code)
-
-
-def read_package(path, pickle_name: str) -> Record:
-    """Read a pickle of a file of `torch.package`, such as "model/eager_model.pkl"."""
-    with _archive(path, "is no package of torch", pickle_name) as (archive, root):
-        return _unpickled(archive, root, path, pickle_name, ".data/{}.storage")
+    with _archive(path, what, name := "model/eager_model.pkl") as (archive, root):
+        return _unpickled(archive, root, path, name, ".data/{}.storage")
 
 
 @contextlib.contextmanager
@@ -265,8 +239,7 @@ def value(item):
     if item.kind.startswith("torch._tensor._rebuild_from_type"):
         function, _, args, *_ = item.args
         return value(function(*args))
-    # of TorchScript: a value and its type
-    if item.kind.startswith(("torch.jit._pickle.", "torch._utils._rebuild_parameter")):
+    if item.kind.startswith("torch._utils._rebuild_parameter"):
         return value(item.args[0])
     if item.kind == "torch._utils._rebuild_tensor_v2":
         return _array(*item.args[:4])

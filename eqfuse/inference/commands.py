@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import os
-import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Literal
 
 import ase
 import ase.io
-import jax
 import numpy as np
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io.formats import filetype, ioformats
@@ -22,7 +20,6 @@ from eqfuse.data import Structure
 from eqfuse.data.readers import stem
 from eqfuse.data.readers.ase_files import as_atoms
 from eqfuse.data.structures import LABELS, counted
-from eqfuse.inference.evaluator import Evaluator, Placed
 from eqfuse.inference.network import Network, load_networks
 from eqfuse.inference.predict import Predicted, predict
 from eqfuse.ops.info import info
@@ -149,8 +146,6 @@ class Info:
     """Print the backends, devices and versions of this machine, or what a run trained."""
 
     run: str | None = word("the folder of a run, or a file of its network", None)
-    file: Path | None = word("whose largest frame is timed, and repeats of it", None)
-    types: tuple[str, ...] | None = setting(None, TYPES)
 
 
 @command.of(Info)
@@ -159,65 +154,14 @@ def run_info(options: Info):
         print(info())
         return
     try:
-        module, variables, _ = load_run(options.run)
+        network = Network(options.run)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    module, variables, _ = load_run(network.path)
     print(models.summary(module, variables))
-    network = Network(options.run)
     print(f"  radial   {network.radial}")
     if network.dispersion is not None:
         print(f"  labels were less {network.dispersion}, which predictions add")
-    if options.file is not None:
-        _print_times(network, max(read_file(options), key=lambda s: s.num_atoms))
-
-
-_MOST_SECONDS, _CALLS = 30.0, 5
-
-
-def _print_times(network: Network, structure: Structure):
-    """Print the time and memory of a structure, and of a cell repeated while that takes seconds."""
-    print(f"energies, forces and stress on {jax.devices()[0].device_kind}, {network.dtype}")
-    print(f"{'atoms':>9}{'edges':>11}{'ms':>10}{'µs/atom':>10}{'MiB':>8}{'KiB/atom':>10}")
-    atoms, began, axis = as_atoms(structure), time.monotonic(), 0
-    while True:
-        evaluator = Evaluator(network)
-        place = atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc
-        placed = Placed(*place, structure.charge)
-        listed = evaluator.list([placed])
-        evaluator.run(listed)  # compiles
-        before, times = _memory(reset=True), []
-        for _ in range(_CALLS):
-            start = time.perf_counter()
-            evaluator.run(listed)
-            times.append(time.perf_counter() - start)
-        count, seconds = len(atoms), float(np.median(times))
-        used = _memory() - before
-        row = (
-            f"{count:>9}{listed.num_edges:>11}{1e3 * seconds:>10.3g}{1e6 * seconds / count:>10.3g}"
-        )
-        print(f"{row}{used / 2**20:>8.3g}{used / 2**10 / count:>10.3g}", flush=True)
-        if not atoms.pbc.any() or time.monotonic() - began > _MOST_SECONDS:
-            return
-        while not atoms.pbc[axis % 3]:
-            axis += 1
-        repeats = [2 if k == axis % 3 else 1 for k in range(3)]
-        atoms, axis = atoms.repeat(repeats), axis + 1
-
-
-def _memory(*, reset: bool = False) -> float:
-    """Return the largest memory since the last reset, bytes, of the device or this process.
-
-    With `reset`, return what is in use. NaN where the system does not tell.
-    """
-    if stats := jax.local_devices()[0].memory_stats():  # whose peak is since the start
-        return stats["bytes_in_use" if reset else "peak_bytes_in_use"]
-    try:
-        if reset:
-            Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-        status = Path("/proc/self/status").read_text(encoding="utf-8")
-    except OSError:
-        return math.nan
-    return 1024.0 * int(re.search(r"VmRSS:\s+(\d+)" if reset else r"VmHWM:\s+(\d+)", status)[1])
 
 
 def require_backend(name: str | None = None):

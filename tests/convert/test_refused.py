@@ -12,7 +12,8 @@ import pytest
 
 from eqfuse.convert import ConvertError, convert
 from eqfuse.convert.conversion import READERS, reading
-from eqfuse.convert.nequip import AllegroPackage, NequIPPackage, energy_parts, read_nequip
+from eqfuse.convert.nequip import AllegroPackage, energy_parts, read_nequip
+from eqfuse.convert.nequip_networks import NequIPPackage
 from eqfuse.convert.nequix import read_nequix
 from eqfuse.convert.records import read_package
 from eqfuse.convert.sevennet import _check
@@ -166,7 +167,7 @@ def test_nequip_parts_without_counterpart_are_refused_by_name(
 ):
     if kind is AllegroPackage:
         package = unpacked(GOLDENS / "networks" / "allegro_product.nequip.zip.xz", tmp_path)
-    parts = energy_parts(read_package(package, "model/eager_model.pkl"))
+    parts = energy_parts(read_package(package))
     kind(parts).converted()  # as it is, it can be
     if part in ("dispersion", "latent_dipole_readout", "pair_potential"):
         parts.state["_modules"][part] = value
@@ -177,7 +178,7 @@ def test_nequip_parts_without_counterpart_are_refused_by_name(
 
 
 def test_several_networks_in_a_package_are_refused_by_name(package):
-    module = read_package(package, "model/eager_model.pkl")
+    module = read_package(package)
     module.state["_modules"]["teacher"] = module.get("sole_model")
     with pytest.raises(ConvertError, match=r"several networks in one file .sole_model, teacher."):
         energy_parts(module)

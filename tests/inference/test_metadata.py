@@ -10,8 +10,6 @@ import pytest
 
 import eqfuse
 from eqfuse import cli
-from eqfuse.data import neighbor_list
-from eqfuse.inference import commands
 from eqfuse.runs import files
 from eqfuse.runs.checkpoint import read_checkpoint
 from eqfuse.runs.errors import CheckpointError, ConfigError
@@ -24,26 +22,6 @@ def network(tmp_path_factory):
     [file] = untrained_run(tmp_path_factory.mktemp("runs")).glob("**/best.safetensors")
     arrays, metadata = files.read_file(file)
     return arrays, {k: v for k, v in metadata.items() if k not in ("format", "arrays_sha256")}
-
-
-def test_time_and_memory_are_measured_by_the_number_of_atoms(
-    network, tmp_path, capsys, monkeypatch
-):
-    monkeypatch.setattr(commands, "_MOST_SECONDS", 0.0)
-    path, frame = tmp_path / "network.safetensors", ase.build.bulk("Cu", cubic=True)
-    path.write_bytes(files.encode(*network))
-    ase.io.write(tmp_path / "copper.xyz", [frame, frame.repeat((1, 1, 2))])
-    assert cli.main(["info", str(path), str(tmp_path / "copper.xyz")]) == 0
-    *_, heads, row = capsys.readouterr().out.splitlines()
-    assert heads.split() == ["atoms", "edges", "ms", "µs/atom", "MiB", "KiB/atom"]
-    atoms, edges, milliseconds, each, *_ = map(float, row.split())
-    cutoff = network[1]["model_fields"]["cutoff"]
-    large = frame.repeat((1, 1, 2))
-    assert atoms == 8
-    assert edges == len(neighbor_list(large.positions, large.cell.array, large.pbc, cutoff)[0])
-    assert each == pytest.approx(1e3 * milliseconds / 8, rel=0.02)
-    assert cli.main(["info", str(path), str(tmp_path / "none.xyz")]) == 2
-    assert "no such file" in capsys.readouterr().err
 
 
 CHANGES = {

@@ -53,8 +53,9 @@ ALLOWED = {name: {name, "_late", *names.split()} for name, names in ALLOWED.item
 LAYERS = {
     "ir": {"ir"},
     "_host": set(),
+    "_kept": set(),
     "_edges": set(),
-    "backends": {"ir", "backends", "_host"},
+    "backends": {"ir", "backends", "_host", "_kept"},
     "_backend": {"backends"},
     "primitives": {"ir", "backends", "primitives", "_backend", "_edges"},
     "transforms": {"ir", "backends", "primitives", "transforms", "_backend", "_edges"},

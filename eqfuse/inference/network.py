@@ -154,7 +154,8 @@ class Network:
     def keep_tables(self):
         """Make the tables of this network, if it has any, a part of its run."""
         if self._tables:
-            tables.keep(self._tables, self.path)
+            tree = self.params.get(COLLECTION)
+            tables.keep(self._tables._replace(tree=tree), self.path)
 
     def with_dispersion(self, given: str | None) -> "Network":
         """Return this network with another dispersion; itself for None."""

@@ -21,7 +21,7 @@ from pathlib import Path
 import jax
 from jax.experimental import serialize_executable
 
-from eqfuse.ops import _host
+from eqfuse.ops import _kept
 from eqfuse.ops.backends.llvm import machine
 from eqfuse.runs.process import without_collection
 
@@ -74,17 +74,15 @@ class Kept:
         if self._made_of is None or (folder := _folder()) is None:
             return jitted.lower(*arguments, **dict(static)).compile()
         made_of = _made_of_everywhere(), self._made_of, static, str(tree), shapes, _settings()
-        file = folder / f"eqfuse-{hashlib.sha256(repr(made_of).encode()).hexdigest()}-cache"
+        kept = _kept.Kept(folder, repr(made_of), "-cache", "eqfuse-")
         trees = (jax.tree.structure(one) for one in ((arguments, {}), self._result(*arguments)))
-        if (found := _load(file, *trees)) is not None:
-            return found
+        if (content := kept.read()) is not None:
+            return _loaded(content, *trees)
         with machine.registered() as kernels, _out_of_jax_cache():
             program = jitted.lower(*arguments, **dict(static)).compile()
         # what cannot be stored is compiled again by the next process
-        with contextlib.suppress(ValueError, NotImplementedError, OSError):
-            content = serialize_executable.serialize(program)[0]
-            content = pickle.dumps((kernels, content))
-            _host.write(file, hashlib.sha256(content).digest() + content)
+        with contextlib.suppress(ValueError, NotImplementedError):
+            kept.write(pickle.dumps((kernels, serialize_executable.serialize(program)[0])))
         return program
 
 
@@ -100,11 +98,8 @@ def _out_of_jax_cache():
             jax.config.update("jax_persistent_cache_min_compile_time_secs", before)
 
 
-def _load(file: Path, in_tree, out_tree) -> Callable | None:
-    content = _host.read(file)
-    if content is None or hashlib.sha256(content[32:]).digest() != content[:32]:
-        return None
-    kernels, program = pickle.loads(content[32:])  # of a file that only this user can write
+def _loaded(content: bytes, in_tree, out_tree) -> Callable:
+    kernels, program = pickle.loads(content)  # of a file that only this user can write
     for name, text in kernels.items():
         machine.register(name, text)
     return serialize_executable.deserialize_and_load(program, in_tree, out_tree)
@@ -115,7 +110,7 @@ def _folder() -> Path | None:
     named = jax.config.jax_compilation_cache_dir
     if not (named and jax.config.jax_enable_compilation_cache) or jax.default_backend() != "cpu":
         return None
-    ours = _host.cache_folder("programs")
+    ours = _kept.cache_folder("programs")
     return Path(named) if ours == Path(named).parent else None
 
 

@@ -4,13 +4,12 @@ The error of a table is that of its slopes: forces are sums of them, with factor
 not change. It is measured in float64 at 800 lengths from a thousandth of the cutoff to the cutoff,
 for each pair of species that has functions of its own, relative to the largest slope of the network
 at that length or beyond, which is at least a thousandth of the largest of all. Tables are kept in
-the folder of `eqfuse.ops._host`, so that each network is measured once; those of `eqfuse convert`
+a folder of `eqfuse.ops._kept`, so that each network is measured once; those of `eqfuse convert`
 are a part of its run, too.
 """
 
 import hashlib
 import io
-import shutil
 import zipfile
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +19,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from eqfuse.models.radial_table import BLOCK, ORDER, choose, grid, jets_program, tables
-from eqfuse.ops import _host
+from eqfuse.ops._kept import Kept
 from eqfuse.runs.process import without_collection
 
 BOUNDS = {"float64": 1e-7, "float32": 1e-5}
@@ -43,7 +42,8 @@ class Tables(NamedTuple):
     tree: dict | None
     knots: int
     why: str
-    file: Path | None = None
+    name: str = ""
+    """Of the file, also in a run."""
 
 
 def tables_of(potential, variables, dtype: str, run) -> Tables:
@@ -61,23 +61,22 @@ def tables_of(potential, variables, dtype: str, run) -> Tables:
         leaf = np.ascontiguousarray(leaf)
         key.update(f"{jax.tree_util.keystr(path)} {leaf.dtype} {leaf.shape}".encode())
         key.update(leaf.data)
-    name = f"{key.hexdigest()}.npz"
-    if (file := _folder(run) / name).exists() and (found := _read(file.read_bytes())) is not None:
-        return found._replace(file=file)
-    file = _host.cache_folder("radial") / name
-    if (found := _read(_host.read(file))) is None:
+    kept = Kept("radial", key.hexdigest(), ".npz")
+    file = _folder(run) / kept.name
+    found = _read(file.read_bytes() if file.exists() else None) or _read(kept.read())
+    if found is None:
         found = measured(potential, variables, bound)
         found = found._replace(tree=jax.tree.map(lambda table: table.astype(dtype), found.tree))
-        _write(file, found)
-    return found._replace(file=file)
+        kept.write(_packed(found))
+    return found._replace(name=kept.name)
 
 
 def keep(tables: Tables, run):
     """Make tables a part of a run: its first use on another machine then does not make them."""
-    if tables.file is not None:
+    if tables.name:
         folder = _folder(run)
         folder.mkdir(exist_ok=True)
-        shutil.copyfile(tables.file, folder / tables.file.name)
+        (folder / tables.name).write_bytes(_packed(tables))
 
 
 def _folder(run) -> Path:
@@ -144,12 +143,11 @@ def slope_error(tree, exact, cells, probes) -> float:
     return float(max(errors))
 
 
-def _write(file, found: Tables):
+def _packed(found: Tables) -> bytes:
     arrays = flatten_dict({"tree": found.tree or {}}, sep="/")
     content = io.BytesIO()
     np.savez(content, **arrays, knots=np.array(found.knots), why=np.array(found.why))
-    _host.write(file, content.getbuffer())
-    _host.remove_old(file.parent, "*.npz")
+    return content.getvalue()
 
 
 def _read(content: bytes | None) -> Tables | None:

@@ -9,7 +9,7 @@ import platform
 import jax
 
 from eqfuse.ops._backend import availability, resolve
-from eqfuse.ops._host import cache_folder
+from eqfuse.ops._kept import cache_folder
 from eqfuse.ops.primitives.choice import resolve_fused
 
 _PACKAGES = ("eqfuse", "jax", "jaxlib", "e3nn-jax", "triton", "jax-triton", "llvmlite")

@@ -8,7 +8,6 @@ training step on two cores. Since all of this is for a whole process, no import 
 import contextlib
 import ctypes
 import gc
-import hashlib
 import os
 import pathlib
 import stat
@@ -119,12 +118,13 @@ def keep_programs() -> pathlib.Path | None:
 
     if jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache:
         return None
-    from eqfuse.ops._host import cache_folder, remove_old, remove_untrusted
+    from eqfuse.ops._kept import cache_folder, remove_old, remove_untrusted
 
     try:
         folder = cache_folder("programs", _machine())
         if stat.S_IMODE(folder.stat().st_mode) & 0o077:  # others may have written to its files
-            remove_untrusted(folder)
+            for path in folder.iterdir():
+                remove_untrusted(path)
             folder.chmod(0o700)
         remove_old(folder, "*-cache")
     except OSError:  # such as a full disk: programs are compiled again
@@ -139,7 +139,7 @@ def _machine() -> str:
     """Return a name for this processor, its usable cores and the version of jaxlib."""
     import jaxlib
 
-    from eqfuse.ops import _host
+    from eqfuse.ops import _host, _kept
 
     parts = [*_host.description(), str(_host.num_processors()), jaxlib.__version__]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    return _kept.digest(parts)[:16]

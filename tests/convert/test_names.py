@@ -41,8 +41,15 @@ def test_names_are_converted_once(nequix, capfd, monkeypatch):
     assert read_metadata(nequix)["converted"]["file"] == "nequix-mp-1.nqx"
 
 
-def test_names_that_were_interrupted_are_converted_again(nequix):
-    (nequix / "heads").mkdir(parents=True)
+def test_names_that_were_interrupted_are_converted_again(nequix, monkeypatch):
+    def interrupted(program, path, folder):
+        (folder / "heads").mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "convert", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            resolved("nequix-mp-1")
     assert resolved("nequix-mp-1") == nequix
     assert not (nequix / "heads").exists()
     assert read_metadata(nequix)["species"][0] == 1

@@ -1,5 +1,9 @@
 """Tables of radial functions, measured once; networks of the elements that the atoms have."""
 
+import errno
+import os
+import tempfile
+
 import ase
 import jax
 import numpy as np
@@ -128,6 +132,22 @@ def test_a_network_is_measured_once_and_its_process_keeps_memory(tmp_path, cache
     file.write_bytes(content)
     assert Network(run).radial == first.radial
     assert file.read_bytes() != content
+
+
+def test_a_full_disk_does_not_stop_a_calculator(tmp_path, cache, monkeypatch):
+    run = untrained_run(tmp_path)
+
+    def full(*_, **__):
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "mkdtemp", full)
+        network = Network(run)
+    assert "tables" in network.params
+    assert not list(cache.iterdir())
+    network.keep_tables()
+    monkeypatch.setattr(tables, "measured", None)
+    assert Network(run).radial == network.radial
 
 
 def test_tables_that_a_run_has_are_not_made_again(tmp_path, cache, monkeypatch):

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import dataclasses
 import functools
-import hashlib
 import importlib.util
 import os
 import pathlib
@@ -17,6 +16,7 @@ import threading
 import jax
 
 from eqfuse.ops import _host
+from eqfuse.ops._kept import Kept
 from eqfuse.ops.backends.llvm.layout import Machine
 from eqfuse.ops.backends.llvm.text import Module, with_handler
 
@@ -127,18 +127,13 @@ def compiled(text: str) -> bytes:
     with _lock:
         target, _ = _target()
         host = [llvm.llvm_version_info, target.triple, *_host.description()]
-        key = _host.digest([text, repr(host)])
-        path = _host.cache_folder("cpu") / f"{key}.o"
-        if content := _host.read(path):
-            code, checksum = content[:-32], content[-32:]
-            if hashlib.sha256(key.encode() + code).digest() == checksum:
-                return code
-        # a context keeps all constants and types of its modules: each module has its own
-        with llvm.parse_assembly(text, llvm.create_context()) as parsed:
-            parsed.verify()
-            code = target.emit_object(parsed)
-        _host.write(path, code + hashlib.sha256(key.encode() + code).digest())
-        _host.remove_old(path.parent, "*.o")
+        kept = Kept("cpu", [text, repr(host)], ".o")
+        if (code := kept.read()) is None:
+            # a context keeps all constants and types of its modules: each module has its own
+            with llvm.parse_assembly(text, llvm.create_context()) as parsed:
+                parsed.verify()
+                code = target.emit_object(parsed)
+            kept.write(code)
         return code
 
 

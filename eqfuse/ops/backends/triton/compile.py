@@ -8,6 +8,7 @@ import concurrent.futures
 import dataclasses
 import functools
 import importlib.metadata
+import json
 import linecache
 import math
 import pathlib
@@ -22,6 +23,7 @@ from typing import NamedTuple
 
 import eqfuse
 from eqfuse.ops import _host
+from eqfuse.ops._kept import Kept
 from eqfuse.ops.backends.triton.spec import KernelSpec
 
 # triton's default, PTX 9.4, is refused by the assemblers and drivers of CUDA 12; these are the
@@ -94,7 +96,7 @@ def load(spec: KernelSpec):
 
 
 # raised when a change of this file changes what is compiled, so that old entries are not found
-REVISION = 6
+REVISION = 7
 
 # registers per thread at which ptxas fits fewer programs on a processor, for small programs
 _REGISTER_STEPS = (64, 80, 96, 128, 144, 168, 200, 255)
@@ -279,10 +281,11 @@ def find(spec: KernelSpec, target: str) -> CompiledKernel | None:
     if result := _KERNELS.get((spec, target)):
         _count("in_memory")
         return result
-    value = _host.read_entry(*_place(spec, target))
-    if value is None:
+    content = _kept(spec, target).read()
+    if content is None:
         return None
     _count("on_disk")
+    value = json.loads(content)
     value |= {"binary": base64.b64decode(value["binary"]), "from_disk": True}
     return _keep(spec, CompiledKernel(**value))
 
@@ -301,9 +304,8 @@ def _compile(spec: KernelSpec, target: str) -> CompiledKernel:
     while kernel.spilled_bytes and (warps := 2 * warps) <= most:
         other = _compile_once(dataclasses.replace(spec, num_warps=warps), target)
         kernel = min(kernel, other, key=lambda k: k.spilled_bytes)
-    path, key = _place(spec, target)
-    _host.write_entry(path, key, _to_json(kernel))
-    _host.remove_old(path.parent, "*.json")
+    value = {**vars(kernel), "binary": base64.b64encode(kernel.binary).decode()}
+    _kept(spec, target).write(json.dumps(value).encode())
     _count("compiled")
     return _keep(spec, kernel)
 
@@ -343,21 +345,16 @@ def _keep(spec: KernelSpec, kernel: CompiledKernel) -> CompiledKernel:
     return kernel
 
 
-def _place(spec: KernelSpec, target: str) -> tuple[pathlib.Path, dict]:
-    """Return file and full key: all that decides what comes out of the compiler."""
+def _kept(spec: KernelSpec, target: str) -> Kept:
+    """Return the entry of a kernel on disk, by all that decides what comes out of the compiler."""
     key = {
-        **{name: list(v) if isinstance(v, tuple) else v for name, v in vars(spec).items()},
+        **vars(spec),
         "target": target,
         "options": compile_options(spec, target),
         "triton": importlib.metadata.version("triton"),
         "eqfuse": f"{eqfuse.__version__}-{REVISION}",
     }
-    folder = _host.cache_folder("compiled")
-    return folder / f"{spec.name}-{target}-{_host.digest(key)[:16]}.json", key
-
-
-def _to_json(kernel: CompiledKernel) -> dict:
-    return {**vars(kernel), "binary": base64.b64encode(kernel.binary).decode()}
+    return Kept("compiled", key, ".kernel", f"{spec.name}-{target}-")
 
 
 def compile_many(specs, target: str, threads: int | None = None) -> list[CompiledKernel]:

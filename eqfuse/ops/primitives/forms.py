@@ -14,7 +14,7 @@ from eqfuse.ops.backends import xla
 from eqfuse.ops.backends.triton import primitive as triton
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
 from eqfuse.ops.ir.fused import Activated, Activation, GateForms, chain_rule
-from eqfuse.ops.primitives import native, rules
+from eqfuse.ops.primitives import measured, native, rules
 from eqfuse.ops.primitives.rules import split, vary_alike
 
 form_p = rules.multilinear_primitive("eqfuse_form")
@@ -163,9 +163,36 @@ def _lower_form(*args, form, num_rows, num_nodes, backend):
             return xla.evaluate_form(form, inputs, *ends, num_nodes, num_rows, dtype)
         if backend == "llvm":
             return native.run(form, inputs, indices, num_rows, num_nodes)
-        return triton.run_form(form, inputs, indices, num_rows, num_nodes)
+        plan = measured_plan(form, num_rows, num_nodes, inputs[0].dtype)
+        return triton.run_form(form, inputs, indices, num_rows, num_nodes, plan)
 
     return summed(computed, form, inputs)
+
+
+def measured_plan(form: Form, num_rows: int, num_nodes: int, dtype) -> int | None:
+    """Return which of `plans` was fastest on this GPU, or None where that was not measured."""
+    problem = measured.Problem.of(form, num_rows, num_nodes, "triton", dtype)
+    if measured.is_collecting():
+        measured.note(problem)
+    found = measured.lookup(problem)
+    return int(found.chosen) if found else None
+
+
+def plans(problem: measured.Problem) -> list[int]:
+    """Return the plans of the kernel of a form or linear form on a GPU, that of the rule first."""
+    form, dtype, rows = problem.op, problem.dtype, problem.num_rows
+    if any(o.matrix for o in form.operands):
+        return triton.linear_plans(form, dtype, rows)
+    return triton.form_plans(form, dtype, rows, problem.num_nodes)
+
+
+def by_plan(problem: measured.Problem, plan: int, floats, _, integers) -> list[jax.Array]:
+    """Return the outputs of a form or linear form on a GPU, by one of its plans."""
+    form, rows = problem.op, problem.num_rows
+    if any(o.matrix for o in form.operands):
+        return triton.run_linear_form(form, floats, integers, rows, plan)
+    indices = dict(zip(INDEX_ARRAYS, integers, strict=False))
+    return triton.run_form(form, floats, indices, rows, problem.num_nodes, plan)
 
 
 linear_form_p = rules.multilinear_primitive("eqfuse_linear_form")
@@ -275,7 +302,8 @@ mlir.register_lowering(activation_p, mlir.lower_fun(_activation, multiple_result
 def _lower_linear_form(*arrays, form, num_rows, backend):
     values, index = split(arrays, len(form.inputs))
     if backend == "triton" and num_rows and form.terms:
-        return triton.run_linear_form(form, values, index, num_rows)
+        plan = measured_plan(form, num_rows, 0, values[0].dtype)
+        return triton.run_linear_form(form, values, index, num_rows, plan)
     index = index[0] if index else None
     if backend == "llvm" and num_rows and form.terms:
         return native.linear(form, values, index, num_rows)

@@ -56,12 +56,32 @@ for _platform in ("cuda", "rocm"):
     mlir.register_lowering(launch_p, _lower, platform=_platform)
 
 
-def run_form(form: Form, inputs, indices, num_rows: int, num_nodes: int):
-    """Return the outputs of a form, computed by its kernels; `indices` are arrays by name."""
+def form_plans(form: Form, dtype: str, num_rows: int, num_nodes: int) -> list[int]:
+    """Return how many edges at a time the kernels of a form may have; what the rule says first."""
+    rule = _lanes(form, dtype, num_rows, num_nodes)
+    if not form.on_graph or dtype == "float64":  # whose kernels have no registers left
+        return [rule]
+    texts = {plan.kernels(form, dtype, lanes): lanes for lanes in (*LANES, rule)}  # each once
+    return [rule, *(lanes for lanes in texts.values() if lanes != rule)]
+
+
+def _lanes(form: Form, dtype: str, num_rows: int, num_nodes: int) -> int:
+    return plan.edge_lanes(form, dtype, num_rows, num_nodes) if form.on_graph else 1
+
+
+LANES = 8, 4, 2, 1
+"""Edges of a node that a program may have at a time."""
+
+
+def run_form(form: Form, inputs, indices, num_rows: int, num_nodes: int, lanes: int | None = None):
+    """Return the outputs of a form, computed by its kernels.
+
+    `indices` are arrays by name, and `lanes` one of `form_plans`, the first if it is None.
+    """
     sizes = {"num_rows": num_rows, "num_nodes": num_nodes}
     results: dict[int, jax.Array] = {}
     dtype = inputs[0].dtype.name
-    lanes = plan.edge_lanes(form, dtype, num_rows, num_nodes) if form.on_graph else 1
+    lanes = lanes or _lanes(form, dtype, num_rows, num_nodes)
     for kernel in plan.kernels(form, dtype, lanes):
         arrays = [inputs[i] for i in kernel.inputs]
         arrays += [indices[name] for name in kernel.index_arrays]
@@ -90,26 +110,39 @@ ROWS_OF_A_PART = 128  # the fewest that a program walks for its sum of a gradien
 MOST_PARTS = 256  # such sums; fewer where they would take more memory than the linear form reads
 
 
-def num_parts(linear_form: Form, arrays, num_rows: int) -> int:
+def num_parts(linear_form: Form, num_rows: int) -> int:
     """Return the number of programs that share the rows of a gradient of weights."""
     shapes = [linear_form.shape(o, num_rows) for o in linear_form.outputs if o.matrix]
     if not shapes:
         return 1
-    most = sum(a.size for a in arrays) // max(1, sum(map(math.prod, shapes)))
+    read = sum(math.prod(linear_form.shape(o, num_rows)) for o in linear_form.inputs)
+    most = read // max(1, sum(map(math.prod, shapes)))
     return max(1, min(most, MOST_PARTS, num_rows // ROWS_OF_A_PART))
 
 
-def run_linear_form(linear_form: Form, arrays, index, num_rows: int):
-    """Return the outputs of a linear form, from one kernel; another adds up parts of gradients."""
+def linear_plans(linear_form: Form, dtype: str, num_rows: int) -> list[int]:
+    """Return the tiles that the kernel of a linear form may have; what the rule says first."""
+    parts = num_parts(linear_form, num_rows)
+    rule = linear.tile(linear_form, dtype, num_rows, parts)
+    if dtype == "float64" or linear_form.num_sets:
+        return [rule]
+    return [rule, linear.WIDE_TILE if rule == linear.TILE else linear.TILE]
+
+
+def run_linear_form(linear_form: Form, arrays, index, num_rows: int, tile: int | None = None):
+    """Return the outputs of a linear form, from one kernel; another adds up parts of gradients.
+
+    `tile` is one of `linear_plans`, the first if it is None.
+    """
     dtype = arrays[0].dtype.name
-    parts = num_parts(linear_form, arrays, num_rows)
+    parts = num_parts(linear_form, num_rows)
     shapes = [
         (parts, *linear_form.shape(o, num_rows))
         if parts > 1 and o.matrix
         else linear_form.shape(o, num_rows)
         for o in linear_form.outputs
     ]
-    tile = linear.tile(linear_form, dtype, num_rows, parts)
+    tile = tile or linear.tile(linear_form, dtype, num_rows, parts)
     if tile == linear.WIDE_TILE and not linear_form.num_sets:
         linear_form, turned = linear_form.turned()  # for many rows worth the launches
         arrays = [*arrays, *(arrays[n].T for n in turned)]

@@ -1,0 +1,198 @@
+"""What was measured on this device: for an op of a shape, which of its kernels took least time.
+
+`measuring` times the candidates and keeps a `Result` for each op; `choice` reads it here, and falls
+back to its rule where there is none. Rows and nodes count to the nearest power of two, so that few
+shapes are measured. What is kept is of one device, and of the source of the kernels: a file of
+another device, or of another version, is never read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import hashlib
+import itertools
+import math
+import os
+import pathlib
+from typing import NamedTuple
+
+import jax
+
+from eqfuse.ops import _host
+from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.fused import Fused
+
+VARIABLE = "EQFUSE_MEASURE"
+MARGIN = 0.03
+"""The rule's choice stays where no other takes a smaller part of its time than 1 - MARGIN."""
+
+
+def is_on() -> bool:
+    """Return whether measurements count: they do unless EQFUSE_MEASURE is 0.
+
+    Raises:
+      ValueError: EQFUSE_MEASURE is neither 0 nor 1.
+    """
+    text = os.environ.get(VARIABLE) or "1"
+    if text not in ("0", "1"):
+        raise ValueError(f"{VARIABLE} must be 0 or 1, got {text!r}")
+    return text == "1"
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """An op whose kernels are chosen by measuring, or a part of one.
+
+    Attributes:
+      op: a fused op; or a form or a linear form, whose kernel has several plans.
+      num_rows, num_nodes: powers of two; no nodes where there is no graph.
+    """
+
+    op: Fused | Form
+    num_rows: int
+    num_nodes: int
+    backend: str
+    dtype: str
+
+    @classmethod
+    def of(cls, op, num_rows: int, num_nodes: int, backend: str, dtype) -> Problem:
+        return cls(op, nearest_power(num_rows), nearest_power(num_nodes), backend, dtype.name)
+
+    @functools.cached_property
+    def key(self) -> dict:
+        """Return what a result is kept under, without the device."""
+        text = repr(_plain(self.op)).encode()
+        names = ("num_rows", "num_nodes", "backend", "dtype")
+        return {"op": hashlib.sha256(text).hexdigest()} | {n: getattr(self, n) for n in names}
+
+    def __str__(self):
+        form = self.op.form if isinstance(self.op, Fused) else self.op
+        kind = "a Linear" if any(o.matrix for o in form.operands) else "a product"
+        if isinstance(self.op, Fused):
+            kind = "a product, a Linear" + (" and a gate" if self.op.gate else "")
+        where = f"{self.num_rows} rows"
+        where = f"{self.num_rows} edges of {self.num_nodes} nodes" if self.num_nodes else where
+        return f"{kind}, {len(form.paths)} paths, {where}, {self.dtype}"
+
+
+class Result(NamedTuple):
+    """What was measured of a problem.
+
+    Attributes:
+      chosen: the name of a candidate.
+      order: of the highest derivative that was timed with the op: 0, 1 or 2.
+      ms: for each candidate that was timed, the milliseconds of the op and these derivatives.
+      left_out: for the others, why.
+    """
+
+    chosen: str
+    order: int
+    ms: dict[str, float]
+    left_out: dict[str, str]
+
+    def __str__(self):
+        others = [f"{ms:.3g} {name}" for name, ms in self.ms.items() if name != self.chosen]
+        others += [f"{name} left out: {why}" for name, why in self.left_out.items()]
+        return f"{self.ms[self.chosen]:.3g} ms, for {', '.join(others)}"
+
+
+def nearest_power(count: int) -> int:
+    return 2 ** round(math.log2(count)) if count else 0
+
+
+def _plain(value):
+    """Return a value whose text is the same in every process: of dataclasses, what is compared."""
+    if isinstance(value, enum.Enum):
+        return value.name
+    if dataclasses.is_dataclass(value):
+        fields = (f.name for f in dataclasses.fields(value) if f.compare)
+        return type(value).__name__, *(_plain(getattr(value, name)) for name in fields)
+    return tuple(map(_plain, value)) if isinstance(value, tuple | list) else str(value)
+
+
+@functools.cache
+def device_key(backend: str) -> dict:
+    """Return what names this device, and the kernels that were timed on it."""
+    key = {"kernels": _digest_of_sources(), "jax": jax.__version__}
+    if backend == "llvm":
+        return key | {"device": _host.description(), "processors": _host.num_processors()}
+    device = jax.devices()[0]
+    capability = str(getattr(device, "compute_capability", ""))
+    return key | {"device": [device.device_kind, capability]}
+
+
+@functools.cache
+def _digest_of_sources() -> str:
+    """Return a digest of the files that write kernels, and call them."""
+    folder, found = pathlib.Path(__file__).parents[1], hashlib.sha256()
+    for part in ("ir", "backends", "primitives"):
+        for path in sorted((folder / part).rglob("*.py")):
+            found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+_results: dict[Problem, Result | None] = {}
+"""What this process has read or measured."""
+
+
+def lookup(problem: Problem) -> Result | None:
+    """Return what was measured of a problem on this device, or None."""
+    if not is_on():
+        return None
+    if problem not in _results:
+        kept = _host.read_entry(*_place(problem))
+        _results[problem] = Result(**kept) if kept else None
+    return _results[problem]
+
+
+def keep(problem: Problem, result: Result) -> None:
+    """Keep a result, for this process and those to come."""
+    _results[problem] = result
+    _host.write_entry(*_place(problem), result._asdict())
+
+
+def forget() -> None:
+    """Read the files again: another process may have measured."""
+    _results.clear()
+
+
+def folder() -> pathlib.Path:
+    return _host.cache_folder("measured")
+
+
+def _place(problem: Problem) -> tuple[pathlib.Path, dict]:
+    key = device_key(problem.backend) | problem.key
+    return folder() / f"{_host.digest(key)[:32]}.json", key
+
+
+# what a function uses
+
+_collecting = jax.make_user_context(0)
+"""The number of a list in `_lists`; part of the keys of jit's caches, so that what is traced to be
+looked at is never what runs."""
+_lists: dict[int, dict[Problem, int]] = {}
+_numbers = itertools.count(1)
+
+
+def collect(function, *args) -> dict[Problem, int]:
+    """Trace a function and return its problems, each with the highest order of its derivatives."""
+    number = next(_numbers)
+    _lists[number] = {}
+    try:
+        with _collecting(number):
+            jax.eval_shape(function, *args)
+        return _lists[number]
+    finally:
+        del _lists[number]
+
+
+def is_collecting() -> bool:
+    return bool(_collecting.value)
+
+
+def note(problem: Problem, order: int = 0) -> None:
+    """Note that the function that is traced uses a problem, or a derivative of it."""
+    found = _lists.get(_collecting.value, {})
+    found[problem] = max(order, found.get(problem, 0))

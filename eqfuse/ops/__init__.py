@@ -28,6 +28,7 @@ from eqfuse.ops._tensor_product import (
 )
 from eqfuse.ops.primitives.choice import resolve_fused
 from eqfuse.ops.primitives.lowering import compile_ahead
+from eqfuse.ops.primitives.measuring import measure
 from eqfuse.ops.transforms import rows as _rows  # noqa: F401  (lowers fused ops on CPUs)
 from eqfuse.ops.transforms.sequence import sequence
 
@@ -51,6 +52,7 @@ __all__ = [
     "grouped_dense",
     "interpolate",
     "linear",
+    "measure",
     "patched",
     "recorded",
     "resolve",

@@ -1,6 +1,7 @@
 """Which kernels compute a fused op: what the argument `fused` asks for, and what "auto" chooses.
 
-The bounds of "auto" are measured on a CPU and predicted for a GPU, see benchmarks/results/fused.md.
+"auto" is what was measured on this device, see `measured`. Else it is a rule, whose bounds were
+measured on a CPU and are predicted for a GPU, see benchmarks/results/fused.md.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import math
 import os
 from typing import NamedTuple
 
+import jax.numpy as jnp
+
 from eqfuse.ops.backends.llvm.linear import is_wide
 from eqfuse.ops.backends.triton import form as walks
 from eqfuse.ops.backends.triton import functions
 from eqfuse.ops.ir.form import Index
 from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.ir.products import Product
+from eqfuse.ops.primitives import measured
 
 MODES = ("auto", "always", "never")
 _VARIABLE = "EQFUSE_FUSED"
@@ -89,8 +93,28 @@ def choose(mode: str, fused: Fused, num_rows: int, num_nodes: int, backend: str,
         return Choice(whole, "fused: 'always' was asked for")
     if reason:
         return Choice(Kernels.APART, f"apart: {reason}")
+    problem = measured.Problem.of(fused, num_rows, num_nodes, backend, dtype)
+    if measured.is_collecting():
+        measured.note(problem)
+    if found := measured.lookup(problem):
+        word = "apart" if found.chosen == "APART" else "fused"
+        return Choice(Kernels[found.chosen], f"{word}: measured, {found}")
+    return _rule(fused, num_rows, num_nodes, backend, dtype)
+
+
+def candidates(problem: measured.Problem) -> list[Kernels]:
+    """Return what could compute an op that has kernels of its own; the rule's choice first."""
+    rule = _rule(problem.op, problem.num_rows, problem.num_nodes, problem.backend, problem.dtype)
+    whole = Kernels.VALUE if problem.op.summed else Kernels.ROWS
+    whole = Kernels.NATIVE if problem.backend == "llvm" else whole
+    others = [whole] if rule.kernels is Kernels.BLOCKS else [Kernels.APART, whole]
+    return [rule.kernels, *(kernels for kernels in others if kernels is not rule.kernels)]
+
+
+def _rule(fused: Fused, num_rows: int, num_nodes: int, backend: str, dtype) -> Choice:
+    """Return what "auto" chooses where nothing was measured."""
     if backend != "llvm":
-        return _auto_on_gpu(fused, num_rows, num_nodes, dtype)
+        return _auto_on_gpu(fused, num_rows, num_nodes, jnp.dtype(dtype))
     if num_rows < FEWEST_ROWS:
         return Choice(Kernels.APART, f"apart: fewer than {FEWEST_ROWS} rows")
     return Choice(Kernels.NATIVE, f"fused: {FEWEST_ROWS} rows or more")

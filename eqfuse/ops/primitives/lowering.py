@@ -43,10 +43,7 @@ def compile_ahead(function, *args, target: str | None = None, threads: int | Non
       ValueError: no target is given and JAX has no GPU, or GPUs of several kinds.
       RuntimeError: a kernel that does not compile, with the compiler's message.
     """
-    traced = jax.jit(function).trace(*args).jaxpr.jaxpr
-    # as JAX does before it lowers, so that no kernel is compiled that is never run
-    used, _ = pe.dce_jaxpr(traced, [True] * len(traced.outvars))
-    specs = list(dict.fromkeys(_specs(used)))
+    specs = list(dict.fromkeys(_specs(_used(function, args))))
     if not specs:
         return []
     from eqfuse.ops.backends.triton.compile import compile_many
@@ -56,6 +53,18 @@ def compile_ahead(function, *args, target: str | None = None, threads: int | Non
     if target is None:
         raise ValueError("JAX has no GPU here; give what to compile for, as in target='sm_90'")
     return compile_many(specs, target, threads)
+
+
+def plans_of(function, *args) -> None:
+    """Write the kernels of `function` for a GPU, for `measured` to note what plans they have."""
+    for _ in _specs(_used(function, args)):
+        pass
+
+
+def _used(function, args) -> Jaxpr:
+    """Return what a function computes, as JAX lowers it: without what is never used."""
+    traced = jax.jit(function).trace(*args).jaxpr.jaxpr
+    return pe.dce_jaxpr(traced, [True] * len(traced.outvars))[0]
 
 
 def _specs(jaxpr: Jaxpr):

@@ -8,6 +8,7 @@ another device, or of another version, is never read.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -16,6 +17,7 @@ import itertools
 import math
 import os
 import pathlib
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -93,9 +95,10 @@ class Result(NamedTuple):
     left_out: dict[str, str]
 
     def __str__(self):
-        others = [f"{ms:.3g} {name}" for name, ms in self.ms.items() if name != self.chosen]
-        others += [f"{name} left out: {why}" for name, why in self.left_out.items()]
-        return f"{self.ms[self.chosen]:.3g} ms, for {', '.join(others)}"
+        parts = [f"{self.chosen} takes {self.ms[self.chosen]:.3g} ms"]
+        parts += [f"{name} {ms:.3g}" for name, ms in self.ms.items() if name != self.chosen]
+        parts += [f"{name} is left out: {why}" for name, why in self.left_out.items()]
+        return ", ".join(parts)
 
 
 def nearest_power(count: int) -> int:
@@ -153,9 +156,18 @@ def keep(problem: Problem, result: Result) -> None:
     _host.write_entry(*_place(problem), result._asdict())
 
 
-def forget() -> None:
-    """Read the files again: another process may have measured."""
-    _results.clear()
+def forget(problem: Problem) -> None:
+    """Read its file again: another process may have measured it."""
+    _results.pop(problem, None)
+
+
+@contextlib.contextmanager
+def alone():
+    """Wait for other processes that measure on this machine, and keep them waiting."""
+    with open(folder() / "lock", "w") as file:
+        if fcntl := _host.file_locks():
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def folder() -> pathlib.Path:
@@ -172,18 +184,19 @@ def _place(problem: Problem) -> tuple[pathlib.Path, dict]:
 _collecting = jax.make_user_context(0)
 """The number of a list in `_lists`; part of the keys of jit's caches, so that what is traced to be
 looked at is never what runs."""
-_lists: dict[int, dict[Problem, int]] = {}
+_lists: dict[int, dict[Problem, list[int]]] = {}
+"""For each problem how often it is used, and the highest order of its derivatives."""
 _numbers = itertools.count(1)
 
 
-def collect(function, *args) -> dict[Problem, int]:
-    """Trace a function and return its problems, each with the highest order of its derivatives."""
+def collect(trace: Callable[[], object]) -> dict[Problem, int]:
+    """Return the problems that tracing meets, each with the highest order of its derivatives."""
     number = next(_numbers)
     _lists[number] = {}
     try:
         with _collecting(number):
-            jax.eval_shape(function, *args)
-        return _lists[number]
+            trace()
+        return {problem: order for problem, (uses, order) in _lists[number].items() if uses > 0}
     finally:
         del _lists[number]
 
@@ -192,7 +205,19 @@ def is_collecting() -> bool:
     return bool(_collecting.value)
 
 
-def note(problem: Problem, order: int = 0) -> None:
-    """Note that the function that is traced uses a problem, or a derivative of it."""
-    found = _lists.get(_collecting.value, {})
-    found[problem] = max(order, found.get(problem, 0))
+def note(problem: Problem) -> None:
+    """Note that what is traced uses a problem; not within `jax.shard_map`."""
+    if not jax.sharding.get_abstract_mesh().manual_axes:
+        _lists[_collecting.value].setdefault(problem, [0, 0])[0] += 1
+
+
+def note_order(problem: Problem, order: int) -> None:
+    """Note that what is traced takes a derivative of a problem."""
+    if found := _lists[_collecting.value].get(problem):
+        found[1] = max(found[1], order)
+
+
+def leave_out(problem: Problem) -> None:
+    """Leave out a use that is within `jax.vmap`, and has another number of rows there."""
+    if found := _lists[_collecting.value].get(problem):
+        found[0] -= 1

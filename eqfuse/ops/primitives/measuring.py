@@ -14,15 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse.ops._edges import Edges
-from eqfuse.ops.ir.form import INDEX_ARRAYS, Form
+from eqfuse.ops.ir.form import INDEX_ARRAYS
 from eqfuse.ops.ir.fused import Fused
-from eqfuse.ops.primitives import choice, forms, layer, measured
+from eqfuse.ops.primitives import choice, forms, layer, lowering, measured
 from eqfuse.ops.primitives.measured import MARGIN, Problem, Result
 
-CACHE = 1 << 27
+CACHE = {"triton": 1 << 27, "llvm": 1 << 22}
 """Bytes of operands that calls go through by turns: more than a level-2 cache, so that a call finds
 there what a network's loop would leave."""
-MOST_SETS, TURNS, SECONDS_OF_A_TURN, MOST_CALLS = 8, 7, 0.002, 64
+MOST_SETS, MOST_CALLS = 8, 64
+TURNS, LEAST_TURNS, SECONDS, SECONDS_OF_A_TURN = 7, 3, 0.2, 0.002
+"""All turns are taken within these seconds, and the least number of them in any case."""
 
 
 class Measurement(NamedTuple):
@@ -34,12 +36,13 @@ class Measurement(NamedTuple):
 
 
 def measure(function: Callable, *args, timer: Callable | None = None) -> list[Measurement]:
-    """Time the kernels that could compute the ops of a function, here and now, and keep the winners.
+    """Time the kernels that could compute the ops of a function on this device; keep the winners.
 
-    The function is traced, not computed. For each `TensorProductLinear` and `TensorProductLinearGate`
-    in it that may be one kernel or several, arrays of its shape are made, the candidates are compared
-    with the rule's choice, and those that agree are timed in turns, with the derivatives that the
-    function takes. What is traced from then on, in this process or another, takes the winners.
+    The function is traced, not computed. For each `TensorProductLinear` and
+    `TensorProductLinearGate` in it that may be one kernel or several, arrays of its shape are made,
+    the candidates are compared with the rule's choice, and those that agree are timed in turns,
+    with the derivatives that the function takes. On a GPU the plans of products and Linears are
+    timed, too. What is traced from then on, in this process or another, takes the winners.
     `EQFUSE_MEASURE=0` and `fused=` of an op leave them aside. An op inside of `jax.vmap` or
     `jax.shard_map` is not measured.
 
@@ -55,38 +58,62 @@ def measure(function: Callable, *args, timer: Callable | None = None) -> list[Me
       ValueError: EQFUSE_MEASURE is 0, or neither 0 nor 1.
 
     Example:
-      >>> module = ops.TensorProductLinear("4x0e")
-      >>> x, y = e3nn.normal("4x0e", leading_shape=(512,)), e3nn.normal("1x0e", leading_shape=(512,))
-      >>> ops.measure(lambda x, y: module.init_with_output(jax.random.key(0), x, y)[0], x, y)
+      >>> x = e3nn.IrrepsArray("4x0e", jnp.ones((512, 4)))
+      >>> module = ops.TensorProductLinear("4x0e", backend="llvm")
+      >>> found = ops.measure(lambda x: module.init_with_output(jax.random.key(0), x, x)[0], x)
+      >>> [sorted(m.result.ms) for m in found]
+      [['APART', 'NATIVE']]
     """
     if not measured.is_on():
         raise ValueError(f"{measured.VARIABLE} is 0: nothing is measured")
+    timer = timer or in_turns
+    layers = measured.collect(lambda: jax.eval_shape(function, *args))
+    found = _measured(layers, timer)
+    # the plans of what the layers chose
+    plans = measured.collect(lambda: lowering.plans_of(function, *args))
+    return found + _measured({p: order for p, order in plans.items() if p not in layers}, timer)
+
+
+def _measured(problems: dict[Problem, int], timer: Callable) -> list[Measurement]:
     found = []
-    for problem, order in measured.collect(function, *args).items():
-        known = measured.lookup(problem)
-        is_new = known is None or known.order < order
-        if is_new:
-            known = _winner(problem, order, timer or in_turns)
-            measured.keep(problem, known)
-        found.append(Measurement(problem, known, is_new))
+    for problem, order in problems.items():
+        if not (is_known := _is_known(problem, order)):
+            with measured.alone():
+                measured.forget(problem)
+                if not (is_known := _is_known(problem, order)):  # by another process, meanwhile
+                    measured.keep(problem, _winner(problem, order, timer))
+        found.append(Measurement(problem, measured.lookup(problem), not is_known))
     return found
 
 
+def _is_known(problem: Problem, order: int) -> bool:
+    result = measured.lookup(problem)
+    return result is not None and result.order >= order
+
+
 def _winner(problem: Problem, order: int, timer: Callable) -> Result:
-    """Return the fastest of the candidates that run and agree with the first, the rule's choice."""
+    """Return the fastest of the candidates that run and agree with the first, the rule's choice.
+
+    Rounding errors of a sum of n products are a random walk of n steps; eight times that is for the
+    difference of two. A step is what the results move by when the operands are rounded.
+    """
     ready, left_out, expected = {}, {}, None
+    operands, nudged = _operands(problem, order)
     for name, run in _candidates(problem, order):
         try:
-            results = jax.block_until_ready(run())
+            if problem.backend == "triton":  # its kernels in parallel
+                lowering.compile_ahead(run, operands)
+            results = jax.block_until_ready(run(operands))
             if expected is None:
-                expected = results
-            elif (apart := _difference(expected, results)) > (most := _rounding(problem)):
+                expected, moved = results, _difference(results, run(nudged))
+                most = 8 * math.sqrt(_longest_sum(problem)) * max(moved, _eps(problem))
+            elif (apart := _difference(expected, results)) > most:
                 raise ArithmeticError(f"results differ by {apart:.1e}, and by rounding {most:.1e}")
-            ready[name] = run
+            ready[name] = functools.partial(run, operands)
         except Exception as error:  # a compiler's, the device's memory's, or that above
-            left_out[name] = str(error).strip().partition("\n")[0][:200] or type(error).__name__
             if expected is None:
                 raise
+            left_out[name] = str(error).strip().partition("\n")[0][:200] or type(error).__name__
     seconds = timer(ready)
     rule, best = next(iter(ready)), min(seconds, key=seconds.get)
     if seconds[best] >= (1 - MARGIN) * seconds[rule]:
@@ -95,24 +122,19 @@ def _winner(problem: Problem, order: int, timer: Callable) -> Result:
 
 
 def _candidates(problem: Problem, order: int) -> Iterator[tuple[str, Callable]]:
-    """Yield the name of each candidate and its call, on the same arrays; the rule's comes first."""
-    op, rows, nodes, backend = problem.op, problem.num_rows, problem.num_nodes, problem.backend
-    dtype = jnp.dtype(problem.dtype)
-    if isinstance(op, Fused):
-        shapes = _shapes_of_layer(op, rows, nodes)
+    """Yield the name of each candidate and its function of operands; the rule's comes first."""
+    if isinstance(problem.op, Fused):
         functions = {
-            kernels.name: functools.partial(_derivative, op, rows, nodes, backend, kernels, order)
-            for kernels in choice.candidates(op, rows, nodes, backend, dtype)
+            kernels.name: functools.partial(_derivative, problem, kernels, order)
+            for kernels in choice.candidates(problem)
         }
     else:
-        shapes = [op.shape(o, rows, nodes) for o in op.inputs]
         functions = {
             str(plan): functools.partial(forms.by_plan, problem, plan)
             for plan in forms.plans(problem)
         }
-    sets = _operands(op, shapes, problem)
     for name, function in functions.items():
-        yield name, functools.partial(jax.jit(functools.partial(_each, function)), sets)
+        yield name, jax.jit(functools.partial(_each, function))
 
 
 def _each(function: Callable, sets: list) -> list:
@@ -124,9 +146,9 @@ def _each(function: Callable, sets: list) -> list:
     return results
 
 
-def _derivative(fused, rows, nodes, backend, kernels, order, floats, cotangents, integers):
+def _derivative(problem: Problem, kernels, order: int, floats, cotangents, integers):
     """Return the value of an op, with its gradients, and the gradients of these, by the order."""
-    call = layer.Call(fused, rows, nodes, backend, kernels)
+    call = layer.Call(problem.op, problem.num_rows, problem.num_nodes, problem.backend, kernels)
 
     def value(floats):
         return layer.evaluate(call, floats, integers)
@@ -143,39 +165,40 @@ def _derivative(fused, rows, nodes, backend, kernels, order, floats, cotangents,
     return out, results, transposed(cotangents[1])
 
 
-def _shapes_of_layer(fused: Fused, rows: int, nodes: int) -> list[tuple[int, ...]]:
-    linear, count = fused.linear.linear_form, nodes if fused.summed else rows
-    shapes = [fused.form.shape(o, rows, nodes) for o in fused.form.inputs]
-    shapes += [linear.shape(o, rows) for o in linear.inputs[1:]]
-    return [*shapes, *[(count, fused.linear.size_out)] * fused.skip]
-
-
-def _operands(op: Fused | Form, shapes, problem: Problem) -> list[tuple]:
-    """Return sets of random operands: (floats, cotangents, integers) of an op."""
-    dtype = jnp.dtype(problem.dtype)
-    rng = np.random.default_rng(0)
-    integers, rows, nodes = [], problem.num_rows, problem.num_nodes
+def _operands(problem: Problem, order: int) -> tuple[list, list]:
+    """Return sets of random operands, (floats, cotangents, integers), and the same but rounded."""
+    op, rows, nodes = problem.op, problem.num_rows, problem.num_nodes
+    count, dtype, rng = rows, jnp.dtype(problem.dtype), np.random.default_rng(0)
     if isinstance(op, Fused):
         count = nodes if op.summed else rows
-        cotangents = [(count, op.sizes[0]), shapes]
+        linear = op.linear.linear_form
+        floats = [op.form.shape(o, rows, nodes) for o in op.form.inputs]
+        floats += [linear.shape(o, rows) for o in linear.inputs[1:]]
+        floats += [(count, linear.outputs[0].size)] * op.skip
+        shapes = floats, [(count, op.sizes[0]), floats][:order]
     else:
-        count, cotangents = rows, []
-    num_sets = op.num_sets
-    if num_sets:
-        integers.append(jnp.asarray(rng.integers(0, num_sets, count), jnp.int32))
+        shapes = [op.shape(o, rows, nodes) for o in op.inputs], []
+    integers = []
+    if op.num_sets:
+        integers.append(jnp.asarray(rng.integers(0, op.num_sets, count), jnp.int32))
     if nodes:
         edges = _edges_of_a_graph(rng, rows, nodes)
         integers += [jnp.asarray(getattr(edges, name)) for name in INDEX_ARRAYS]
-    size = sum(map(math.prod, shapes)) * dtype.itemsize
-    keys = iter(jax.random.split(jax.random.key(0), MOST_SETS * (2 * len(shapes) + 1)))
+    is_shape = lambda value: isinstance(value, tuple) and isinstance(value[0], int)  # noqa: E731
+    leaves, tree = jax.tree.flatten(shapes, is_leaf=is_shape)
+    size = sum(map(math.prod, leaves)) * dtype.itemsize
+    count = max(1, min(MOST_SETS, CACHE[problem.backend] // max(1, size)))
+    keys = iter(jax.random.split(jax.random.key(0), count * len(leaves)))
+    sets = [[jax.random.normal(next(keys), s, dtype) for s in leaves] for _ in range(count)]
 
-    def made(shapes):
-        if isinstance(shapes, tuple):
-            return jax.random.normal(next(keys), shapes, dtype)
-        return [made(shape) for shape in shapes]
+    def nudged(array):
+        by = 1 + _eps(problem) * jax.random.rademacher(jax.random.key(1), array.shape, dtype)
+        return array * by
 
-    count = max(1, min(MOST_SETS, CACHE // max(1, size)))
-    return [(made(list(shapes)), made(cotangents), integers) for _ in range(count)]
+    def whole(arrays):
+        return *jax.tree.unflatten(tree, arrays), integers
+
+    return [whole(s) for s in sets], [whole(map(nudged, s)) for s in sets]
 
 
 def _edges_of_a_graph(rng, num_edges: int, num_nodes: int) -> Edges:
@@ -192,7 +215,10 @@ def in_turns(calls: dict[str, Callable]) -> dict[str, float]:
     for name, call in calls.items():
         jax.block_until_ready(call())
         repeats[name] = max(1, min(MOST_CALLS, math.ceil(SECONDS_OF_A_TURN / _seconds(call, 1))))
-    for _ in range(TURNS):
+    end = time.perf_counter() + SECONDS
+    for turn in range(TURNS):
+        if turn >= LEAST_TURNS and time.perf_counter() > end:
+            break
         for name, call in calls.items():
             times[name].append(_seconds(call, repeats[name]))
     return {name: statistics.median(t) for name, t in times.items()}
@@ -217,18 +243,17 @@ def _difference(expected, actual) -> float:
     return worst
 
 
-EPS = {"tf32": 2.0**-10, "tf32x3": 2.0**-21}
-
-
-def _rounding(problem: Problem) -> float:
-    """Return how far rounding may take two results apart, by the largest element.
-
-    Errors of a sum of n products are a random walk of n steps, of which eight times its length is
-    for the difference of two. The longest sums are gradients of parameters, over all rows.
-    """
+def _eps(problem: Problem) -> float:
     op = problem.op
     linear = op.linear.linear_form if isinstance(op, Fused) else op
-    eps = max(float(jnp.finfo(problem.dtype).eps), EPS.get(linear.input_precision, 0.0))
-    operands = (*op.form.operands, *linear.operands) if isinstance(op, Fused) else op.operands
-    largest = max(s.dim for o in operands for s in o.segments)
-    return 8 * eps * math.sqrt(problem.num_rows * largest + max(o.size for o in operands))
+    of_matmuls = {"tf32": 2.0**-10, "tf32x3": 2.0**-21}.get(linear.input_precision, 0.0)
+    return max(float(jnp.finfo(problem.dtype).eps), of_matmuls)
+
+
+def _longest_sum(problem: Problem) -> int:
+    """Return the most products that are summed into one number: over rows, or components of one."""
+    op = problem.op
+    operands = op.form.operands + op.linear.linear_form.operands if isinstance(op, Fused) else ()
+    operands = operands or op.operands
+    largest = max((s.dim for o in operands for s in o.segments), default=1)
+    return problem.num_rows * largest + max(o.size for o in operands)

@@ -1,0 +1,262 @@
+"""Kernels are chosen by what was measured; here by a clock of the test's own, on native kernels."""
+
+import json
+import os
+
+import e3nn_jax as e3nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqfuse import ops
+from eqfuse.ops.primitives import choice, layer, measured, measuring
+from tests.child import run_python
+
+ROWS = 300
+"""For which the rule chooses NATIVE."""
+RULE, OTHER = "NATIVE", "APART"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Keep what is measured in a folder of this test."""
+    monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path / "cache"))
+    measured._results.clear()
+    yield tmp_path / "cache" / "measured"
+    measured._results.clear()
+
+
+def clock(**seconds):
+    """Return a timer that reports these seconds, and remembers what it was asked for."""
+
+    def timer(calls):
+        timer.asked.append(sorted(calls))
+        return {name: seconds[name] for name in calls}
+
+    timer.asked = []
+    return timer
+
+
+class Layer:
+    """A function with one op, and its arguments."""
+
+    def __init__(self, rows: int = ROWS, **options):
+        self.module = ops.TensorProductLinearGate("8x0e+4x1o", backend="llvm", **options)
+        self.args = (
+            e3nn.normal("4x0e+4x1o", jax.random.key(0), (rows,)),
+            e3nn.normal("0e+1o", jax.random.key(1), (rows,)),
+        )
+        self.params = self.module.init(jax.random.key(2), *self.args)
+
+    def __call__(self, x, y):
+        return self.module.apply(self.params, x, y).array
+
+    def loss(self, scale):
+        x, y = self.args
+        return jnp.sum(self(x * scale, y) ** 2)
+
+    def text(self) -> str:
+        """Return what the op says of its choice."""
+        with ops.recorded() as found:
+            jax.eval_shape(lambda *args: self(*args), *self.args)
+        [op] = found
+        return op.fused
+
+
+def measure(timer, made=None):
+    made = made or Layer()
+    return ops.measure(made, *made.args, timer=timer)
+
+
+def test_the_fastest_is_chosen_and_kept():
+    before = Layer().text()
+    [found] = measure(clock(NATIVE=2.0, APART=1.0))
+    assert before == "fused: 256 rows or more"
+    assert (found.result.chosen, found.result.ms, found.is_new) == (
+        "APART",
+        {"NATIVE": 2000.0, "APART": 1000.0},
+        True,
+    )
+    measured._results.clear()  # as in another process
+    assert Layer().text() == "apart: measured, APART takes 1e+03 ms, NATIVE 2e+03"
+
+
+def test_what_runs_is_what_was_chosen():
+    made = Layer()
+    run = jax.jit(made)
+    expected = run(*made.args)
+    measure(clock(NATIVE=2.0, APART=1.0), made)
+    again = jax.jit(lambda *args: made(*args))
+    kernels = ["eqfuse_fused" in str(f.trace(*made.args).jaxpr) for f in (run, again)]
+    assert kernels == [True, False]  # what was traced before keeps its choice
+    np.testing.assert_allclose(again(*made.args), expected, rtol=2e-5, atol=2e-6)
+
+
+def test_looking_at_a_function_leaves_no_trace():
+    made = Layer()
+    run = jax.jit(made)
+    ops.measure(run, *made.args, timer=clock(NATIVE=2.0, APART=1.0))
+    assert "eqfuse_fused" not in str(run.trace(*made.args).jaxpr)
+
+
+def test_a_gain_below_three_percent_changes_nothing():
+    [found] = measure(clock(NATIVE=1.0, APART=0.98))
+    assert found.result.chosen == RULE
+    measured._results.clear()
+    [found] = ops.measure(Layer(600), *Layer(600).args, timer=clock(NATIVE=1.0, APART=0.96))
+    assert found.result.chosen == OTHER
+
+
+def test_it_is_measured_once():
+    timer = clock(NATIVE=1.0, APART=2.0)
+    assert [m.is_new for m in measure(timer)] == [True]
+    measured._results.clear()
+    assert [m.is_new for m in measure(timer)] == [False]
+    assert timer.asked == [["APART", "NATIVE"]]
+
+
+def test_derivatives_are_timed_that_the_function_takes():
+    made, timer = Layer(), clock(NATIVE=1.0, APART=2.0)
+    gradient = jax.grad(made.loss)
+    orders = [
+        [m.result.order for m in ops.measure(f, 1.0, timer=timer)]
+        for f in (made.loss, jax.jit(gradient), lambda s: jax.grad(lambda t: gradient(t) ** 2)(s))
+    ]
+    assert orders == [[0], [1], [2]]
+    assert len(timer.asked) == 3  # each time more is timed
+    assert [m.result.order for m in ops.measure(made.loss, 1.0, timer=timer)] == [2]
+
+
+def test_rows_count_to_a_power_of_two():
+    timer = clock(NATIVE=1.0, APART=2.0)
+    for rows in (240, 256, 350):
+        made = Layer(rows)
+        [found] = ops.measure(made, *made.args, timer=timer)
+        assert found.problem.num_rows == 256
+    assert len(timer.asked) == 1
+
+
+@pytest.mark.parametrize("fault", ["raises", "differs"])
+def test_a_candidate_that_fails_or_differs_is_left_out(fault, monkeypatch):
+    right = layer.evaluate
+
+    def evaluate(call, *arrays):
+        if call.kernels is not choice.Kernels.APART:
+            return right(call, *arrays)
+        if fault == "raises":
+            raise MemoryError("RESOURCE_EXHAUSTED: out of memory\nand more")
+        return right(call, *arrays) * 1.001
+
+    monkeypatch.setattr(layer, "evaluate", evaluate)
+    timer = clock(NATIVE=1.0, APART=0.1)
+    [found] = measure(timer)
+    assert found.result.chosen == RULE
+    assert timer.asked == [[RULE]]
+    reason = {"raises": "RESOURCE_EXHAUSTED: out of memory", "differs": "results differ by 1"}[
+        fault
+    ]
+    assert found.result.left_out[OTHER].startswith(reason)
+    assert f"{OTHER} is left out: {reason}" in Layer().text()
+
+
+def test_candidates_agree_within_what_rounding_allows():
+    """None is left out, in the orders of derivative that networks take."""
+    made = Layer()
+    gradient = jax.grad(made.loss)
+    for function in (made.loss, gradient, jax.grad(lambda s: gradient(s) ** 2)):
+        [found] = ops.measure(function, 1.0, timer=clock(NATIVE=1.0, APART=2.0))
+        assert found.result.left_out == {}
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "empty"])
+def test_a_damaged_file_is_measured_anew(damage, folder):
+    timer = clock(NATIVE=2.0, APART=1.0)
+    measure(timer)
+    [path] = folder.glob("*.json")
+    text = path.read_text()
+    path.write_text(
+        {"cut": text[:40], "changed": text.replace("APART", "ROWS"), "empty": ""}[damage]
+    )
+    measured._results.clear()
+    assert Layer().text() == "fused: 256 rows or more"
+    measure(timer)
+    assert len(timer.asked) == 2
+    assert json.loads(path.read_text())["value"]["chosen"] == "APART"
+
+
+def test_what_another_device_measured_is_not_read(monkeypatch):
+    measure(clock(NATIVE=2.0, APART=1.0))
+    measured._results.clear()
+    monkeypatch.setattr(measured, "device_key", lambda backend: {"device": "another"})
+    assert Layer().text() == "fused: 256 rows or more"
+
+
+def test_the_source_of_the_kernels_is_part_of_the_key():
+    key = measured.device_key("llvm")
+    assert key["kernels"] == measured._digest_of_sources()
+    assert len(key["kernels"]) == 64
+
+
+def test_nothing_is_measured_under_vmap_and_in_shard_map():
+    made = Layer(64)
+    timer = clock(NATIVE=1.0, APART=2.0)
+    mesh = jax.make_mesh((1,), ("data",))
+    rows = jax.sharding.PartitionSpec("data")
+
+    def members(x, y):
+        return jax.vmap(made)(x[None], y[None])
+
+    def parts(x, y):
+        return jax.shard_map(made, mesh=mesh, out_specs=rows, check_vma=False)(x, y)
+
+    for function in (members, parts, jax.jit(members)):
+        assert ops.measure(function, *made.args, timer=timer) == []
+    assert timer.asked == []
+    assert len(ops.measure(made, *made.args, timer=timer)) == 1
+
+
+def test_arguments_and_the_environment_stay_above(monkeypatch):
+    assert measure(clock(), Layer(fused="never")) == []
+    measure(clock(NATIVE=2.0, APART=1.0))
+    assert Layer(fused="always").text() == "fused: 'always' was asked for"
+    monkeypatch.setenv("EQFUSE_MEASURE", "0")
+    assert Layer().text() == "fused: 256 rows or more"
+    with pytest.raises(ValueError, match="EQFUSE_MEASURE is 0: nothing is measured"):
+        measure(clock())
+    monkeypatch.setenv("EQFUSE_MEASURE", "often")
+    with pytest.raises(ValueError, match="EQFUSE_MEASURE must be 0 or 1, got 'often'"):
+        Layer().text()
+
+
+PROGRAM = """
+import sys
+from tests.ops.primitives.test_measured import Layer
+from eqfuse import ops
+made = Layer()
+[found] = ops.measure(made, *made.args)
+print(found.is_new, found.result.chosen)
+"""
+
+
+def test_two_processes_at_once_agree(tmp_path):
+    """The first measures, the other waits and reads."""
+    import concurrent.futures
+
+    def run(_):
+        return run_python("-c", PROGRAM, env=os.environ | {"PYTHONPATH": "."}).stdout.split()
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        results = list(pool.map(run, range(2)))
+    assert sorted(is_new for is_new, _ in results) == ["False", "True"]
+    assert results[0][1] == results[1][1]
+
+
+def test_the_clock_takes_medians_in_turns():
+    order = []
+    calls = {name: lambda name=name: order.append(name) for name in "ab"}
+    found = measuring.in_turns(calls)
+    assert set(found) == {"a", "b"}
+    assert all(0 < seconds < 1 for seconds in found.values())
+    turns = "".join(order).replace("aa", "a").replace("bb", "b")
+    assert turns.count("ab") > 1

@@ -156,6 +156,19 @@ def keep(problem: Problem, result: Result) -> None:
     _host.write_entry(*_place(problem), result._asdict())
 
 
+def replace(problem: Problem, result: Result) -> None:
+    """Let this process take another result than its file has."""
+    _results[problem] = result
+
+
+def kept(backend: str) -> list[Result]:
+    """Return all results that are kept for this device."""
+    key, found = device_key(backend), []
+    for path in folder().glob("*.json"):
+        entry = _host.read_entry(path, None)
+        if entry
+
+
 def forget(problem: Problem) -> None:
     """Read its file again: another process may have measured it."""
     _results.pop(problem, None)

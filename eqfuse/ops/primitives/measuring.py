@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -12,7 +14,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 
+from eqfuse.ops._backend import has_gpu
 from eqfuse.ops._edges import Edges
 from eqfuse.ops.ir.form import INDEX_ARRAYS
 from eqfuse.ops.ir.fused import Fused
@@ -72,6 +76,40 @@ def measure(function: Callable, *args, timer: Callable | None = None) -> list[Me
     # the plans of what the layers chose
     plans = measured.collect(lambda: lowering.plans_of(function, *args))
     return found + _measured({p: order for p, order in plans.items() if p not in layers}, timer)
+
+
+def measure_on_gpu(function: Callable, *args) -> list[Measurement]:
+    """Measure as `measure` does where JAX's device is a GPU, and say so in one line.
+
+    eqfuse's own programs call it before they compile. Elsewhere, or with `EQFUSE_MEASURE=0`, it
+    returns an empty list. Processes of one program (`jax.distributed`) take the results of the
+    first, since they must run the same kernels.
+    """
+    if not (has_gpu() and measured.is_on()):
+        return []
+    start = time.perf_counter()
+    found = _agreed(measure(function, *args))
+    if count := sum(m.is_new for m in found):
+        seconds = time.perf_counter() - start
+        print(
+            f"eqfuse: the kernels of {count} op{'s' if count > 1 else ''} were timed on this GPU "
+            f"in {seconds:.1f} s, once for all ({measured.VARIABLE}=0 leaves that out)",
+            file=sys.stderr,
+        )
+    return found
+
+
+def _agreed(found: list[Measurement]) -> list[Measurement]:
+    """Return the first process's results, which replace those of this one."""
+    if jax.process_count() == 1:
+        return found
+    text = np.frombuffer(json.dumps([m.result for m in found]).encode(), np.uint8)
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
+    text = multihost_utils.broadcast_one_to_all(np.resize(text, size))
+    results = [Result(*fields) for fields in json.loads(bytes(text))]
+    for m, result in zip(found, results, strict=True):
+        measured.replace(m.problem, result)
+    return [m._replace(result=r) for m, r in zip(found, results, strict=True)]
 
 
 def _measured(problems: dict[Problem, int], timer: Callable) -> list[Measurement]:

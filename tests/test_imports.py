@@ -57,7 +57,7 @@ LAYERS = {
     "_edges": set(),
     "backends": {"ir", "backends", "_host", "_kept"},
     "_backend": {"backends"},
-    "primitives": {"ir", "backends", "primitives", "_backend", "_edges"},
+    "primitives": {"ir", "backends", "primitives", "_backend", "_edges", "_host", "_kept"},
     "transforms": {"ir", "backends", "primitives", "transforms", "_backend", "_edges"},
     "_reference": {"ir"},
 }

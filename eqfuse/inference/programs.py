@@ -21,6 +21,7 @@ from pathlib import Path
 import jax
 from jax.experimental import serialize_executable
 
+from eqfuse import ops
 from eqfuse.ops import _kept
 from eqfuse.ops.backends.llvm import machine
 from eqfuse.runs.process import without_collection
@@ -68,6 +69,7 @@ class Kept:
 
     def _program(self, arguments, key) -> Callable:
         static, tree, shapes = key
+        ops.measure_on_gpu(functools.partial(self._function, **dict(static)), *arguments)
         jitted = jax.jit(
             self._function, static_argnames=tuple(dict(static)), donate_argnums=self._donated
         )

@@ -88,7 +88,7 @@ class Kept:
         path = self.path
         if not path.exists() or remove_untrusted(path):
             _make(path.parent)
-            with _alone(path.with_name(f".{path.name}.lock")):
+            with alone(path.with_name(f".{path.name}.lock")):
                 if not path.exists():
                     self._put(path, make)
         return path
@@ -109,7 +109,7 @@ class Kept:
 
 
 @contextlib.contextmanager
-def _alone(lock: pathlib.Path):
+def alone(lock: pathlib.Path):
     """Return a context of one process at a time, where the system has locks."""
     with open(lock, "a", encoding="utf-8") as file:
         with contextlib.suppress(ImportError, OSError):

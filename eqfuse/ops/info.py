@@ -10,6 +10,7 @@ import jax
 
 from eqfuse.ops._backend import availability, resolve
 from eqfuse.ops._kept import cache_folder
+from eqfuse.ops.primitives import measured
 from eqfuse.ops.primitives.choice import resolve_fused
 
 _PACKAGES = ("eqfuse", "jax", "jaxlib", "e3nn-jax", "triton", "jax-triton", "llvmlite")
@@ -32,6 +33,10 @@ def info() -> str:
     for name, (available, reason) in availability().items():
         lines.append(f"  {name:<17} {'yes' if available else 'no'}: {reason}")
     lines.append(f"fused       None is {resolve_fused(None)!r}")
+    for backend in ("triton", "llvm") if measured.is_on() else ():
+        if availability()[backend][0]:
+            found = measured.results(backend).items()
+            lines += [f"measured    {name.rpartition(', ')[0]}: {result}" for name, result in found]
     return "\n".join(lines)
 
 

@@ -149,7 +149,9 @@ class Fit:
         """Compile a step and the validation, and measure this, before the clock starts."""
         say("compiling the training step and the validation")
         start = at.batch % len(self._train)  # none is left of an epoch that is to be validated
-        batch = self._devices.spread(next(self._train.batches(at.epoch, shuffle=True, start=start)))
+        batch = next(self._train.batches(at.epoch, shuffle=True, start=start))
+        self._compiled.measure(self._devices.part(batch))
+        batch = self._devices.spread(batch)
         arguments = self._step_arguments(int(state.step), at)
         jax.block_until_ready(self._compiled.step(state, batch, *arguments))
         batch = self._devices.spread(next(self._val.batches(shuffle=False)))

@@ -95,12 +95,13 @@ class Compiled:
         self._params, self._optimizer = params, optimizer
         unflatten, stress, hessian = self._flat.unflatten, loss.stress > 0, loss.hessian > 0
 
-        @devices.summed
-        def errors(params, batch: Batch):
+        def errors_of_part(params, batch: Batch):
             graph, labels = batch.graph, batch.labels
             how = {"stress": stress, "direction": labels.hessian.direction if hessian else None}
             prediction = predict(potential, unflatten(params), graph, **how)
             return error_sums(prediction, labels, graph, loss.penalty)
+
+        errors = devices.summed(errors_of_part)
 
         def step(state: TrainState, batch: Batch, learning_rate, decay, loss: Loss):
             def loss_of(params, batch: Batch):
@@ -117,6 +118,17 @@ class Compiled:
         if devices.count == 1:  # in one native call, where that is expected to gain
             report = config.verbose and (lambda text: say(f"sequence   {text}"))
             self.step, self.errors = ops.sequence(step, report=report), ops.sequence(errors)
+
+        # of the part of a batch that one device has
+        self._loss_of_part = lambda params, batch, loss: loss(errors_of_part(params, batch))
+
+    def measure(self, batch: Batch) -> None:
+        """Measure on a GPU which kernels are fastest in a step, before it is compiled.
+
+        `batch` is that of a device, see `Devices.part`.
+        """
+        params = jax.eval_shape(self.initial).params
+        ops.measure_on_gpu(jax.grad(self._loss_of_part), params, batch, self.losses[0])
 
     def initial(self) -> TrainState:
         return init_state(self._params, self._optimizer, self._flat)

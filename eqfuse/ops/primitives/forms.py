@@ -181,7 +181,7 @@ def measured_plan(form: Form, num_rows: int, num_nodes: int, dtype) -> int | Non
 def plans(problem: measured.Problem) -> list[int]:
     """Return the plans of the kernel of a form or linear form on a GPU, that of the rule first."""
     form, dtype, rows = problem.op, problem.dtype, problem.num_rows
-    if any(o.matrix for o in form.operands):
+    if form.has_matrices:
         return triton.linear_plans(form, dtype, rows)
     return triton.form_plans(form, dtype, rows, problem.num_nodes)
 
@@ -189,7 +189,7 @@ def plans(problem: measured.Problem) -> list[int]:
 def by_plan(problem: measured.Problem, plan: int, floats, _, integers) -> list[jax.Array]:
     """Return the outputs of a form or linear form on a GPU, by one of its plans."""
     form, rows = problem.op, problem.num_rows
-    if any(o.matrix for o in form.operands):
+    if form.has_matrices:
         return triton.run_linear_form(form, floats, integers, rows, plan)
     indices = dict(zip(INDEX_ARRAYS, integers, strict=False))
     return triton.run_form(form, floats, indices, rows, problem.num_nodes, plan)

@@ -11,7 +11,7 @@ from jax.interpreters import mlir
 from jax.interpreters import partial_eval as pe
 
 from eqfuse.ops.backends.triton.primitive import launch_p
-from eqfuse.ops.primitives import forms, gpu_layer, layer
+from eqfuse.ops.primitives import forms, gpu_layer, layer, measured
 
 
 def _lower_fused(*arrays, call):
@@ -55,10 +55,10 @@ def compile_ahead(function, *args, target: str | None = None, threads: int | Non
     return compile_many(specs, target, threads)
 
 
-def plans_of(function, *args) -> None:
-    """Write the kernels of `function` for a GPU, for `measured` to note what plans they have."""
-    for _ in _specs(_used(function, args)):
-        pass
+def plans_of(function, *args) -> dict[measured.Problem, int]:
+    """Return the forms of `function` whose kernels on a GPU have several plans, see `measured`."""
+    used = _used(function, args)
+    return measured.collect(lambda: list(_specs(used)))
 
 
 def _used(function, args) -> Jaxpr:

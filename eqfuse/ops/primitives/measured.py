@@ -14,6 +14,7 @@ import enum
 import functools
 import hashlib
 import itertools
+import json
 import math
 import os
 import pathlib
@@ -22,7 +23,7 @@ from typing import NamedTuple
 
 import jax
 
-from eqfuse.ops import _host
+from eqfuse.ops import _host, _kept
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.fused import Fused
 
@@ -63,15 +64,13 @@ class Problem:
         return cls(op, nearest_power(num_rows), nearest_power(num_nodes), backend, dtype.name)
 
     @functools.cached_property
-    def key(self) -> dict:
-        """Return what a result is kept under, without the device."""
-        text = repr(_plain(self.op)).encode()
-        names = ("num_rows", "num_nodes", "backend", "dtype")
-        return {"op": hashlib.sha256(text).hexdigest()} | {n: getattr(self, n) for n in names}
+    def name(self) -> str:
+        """Return what a result is kept under: words for a reader, and a digest of the op."""
+        return f"{self}, {hashlib.sha256(repr(_plain(self.op)).encode()).hexdigest()}"
 
     def __str__(self):
         form = self.op.form if isinstance(self.op, Fused) else self.op
-        kind = "a Linear" if any(o.matrix for o in form.operands) else "a product"
+        kind = "a Linear" if form.has_matrices else "a product"
         if isinstance(self.op, Fused):
             kind = "a product, a Linear" + (" and a gate" if self.op.gate else "")
         where = f"{self.num_rows} rows"
@@ -136,60 +135,46 @@ def _digest_of_sources() -> str:
     return found.hexdigest()
 
 
-_results: dict[Problem, Result | None] = {}
-"""What this process has read or measured."""
+_results: dict[str, dict[str, Result]] = {}
+"""By backend, what this process has read or measured: a result for each `Problem.name`."""
+
+
+def results(backend: str) -> dict[str, Result]:
+    """Return all that was measured on this device, by `Problem.name`; the file is read once."""
+    if backend not in _results:
+        _results[backend] = {}
+        with contextlib.suppress(ValueError, TypeError):  # no file yet
+            kept = json.loads(_file(backend).read() or b"{}")
+            _results[backend] = {name: Result(*fields) for name, fields in kept.items()}
+    return _results[backend]
 
 
 def lookup(problem: Problem) -> Result | None:
     """Return what was measured of a problem on this device, or None."""
-    if not is_on():
-        return None
-    if problem not in _results:
-        kept = _host.read_entry(*_place(problem))
-        _results[problem] = Result(**kept) if kept else None
-    return _results[problem]
+    return results(problem.backend).get(problem.name) if is_on() else None
 
 
 def keep(problem: Problem, result: Result) -> None:
-    """Keep a result, for this process and those to come."""
-    _results[problem] = result
-    _host.write_entry(*_place(problem), result._asdict())
+    """Keep a result for this process and, within `alone`, for those to come."""
+    found = results(problem.backend)
+    found[problem.name] = result
+    _file(problem.backend).write(json.dumps(found, indent=1).encode())
 
 
 def replace(problem: Problem, result: Result) -> None:
     """Let this process take another result than its file has."""
-    _results[problem] = result
+    results(problem.backend)[problem.name] = result
 
 
-def kept(backend: str) -> list[Result]:
-    """Return all results that are kept for this device."""
-    key, found = device_key(backend), []
-    for path in folder().glob("*.json"):
-        entry = _host.read_entry(path, None)
-        if entry
+def alone(backend: str):
+    """Return a context in which no other process measures on this device, and read its file."""
+    _results.pop(backend, None)
+    path = _file(backend).path
+    return _kept.alone(path.with_name(f".{path.name}.lock"))
 
 
-def forget(problem: Problem) -> None:
-    """Read its file again: another process may have measured it."""
-    _results.pop(problem, None)
-
-
-@contextlib.contextmanager
-def alone():
-    """Wait for other processes that measure on this machine, and keep them waiting."""
-    with open(folder() / "lock", "w") as file:
-        if fcntl := _host.file_locks():
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def folder() -> pathlib.Path:
-    return _host.cache_folder("measured")
-
-
-def _place(problem: Problem) -> tuple[pathlib.Path, dict]:
-    key = device_key(problem.backend) | problem.key
-    return folder() / f"{_host.digest(key)[:32]}.json", key
+def _file(backend: str) -> _kept.Kept:
+    return _kept.Kept("measured", device_key(backend), ".json", f"{backend}-")
 
 
 # what a function uses

@@ -73,9 +73,7 @@ def measure(function: Callable, *args, timer: Callable | None = None) -> list[Me
     timer = timer or in_turns
     layers = measured.collect(lambda: jax.eval_shape(function, *args))
     found = _measured(layers, timer)
-    # the plans of what the layers chose
-    plans = measured.collect(lambda: lowering.plans_of(function, *args))
-    return found + _measured({p: order for p, order in plans.items() if p not in layers}, timer)
+    return found + _measured(lowering.plans_of(function, *args), timer)  # of what was chosen
 
 
 def measure_on_gpu(function: Callable, *args) -> list[Measurement]:
@@ -116,8 +114,7 @@ def _measured(problems: dict[Problem, int], timer: Callable) -> list[Measurement
     found = []
     for problem, order in problems.items():
         if not (is_known := _is_known(problem, order)):
-            with measured.alone():
-                measured.forget(problem)
+            with measured.alone(problem.backend):
                 if not (is_known := _is_known(problem, order)):  # by another process, meanwhile
                     measured.keep(problem, _winner(problem, order, timer))
         found.append(Measurement(problem, measured.lookup(problem), not is_known))

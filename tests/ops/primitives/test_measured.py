@@ -3,15 +3,20 @@
 import json
 import os
 
+import ase.io
 import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqfuse import ops
-from eqfuse.ops.primitives import choice, layer, measured, measuring
+import eqfuse
+from benchmarks.gpu import steps
+from eqfuse import models, ops
+from eqfuse.ops.info import info
+from eqfuse.ops.primitives import choice, forms, layer, lowering, measured, measuring
 from tests.child import run_python
+from tests.small_runs import train_on_copper
 
 ROWS = 300
 """For which the rule chooses NATIVE."""
@@ -174,15 +179,15 @@ def test_a_damaged_file_is_measured_anew(damage, folder):
     timer = clock(NATIVE=2.0, APART=1.0)
     measure(timer)
     [path] = folder.glob("*.json")
-    text = path.read_text()
-    path.write_text(
-        {"cut": text[:40], "changed": text.replace("APART", "ROWS"), "empty": ""}[damage]
-    )
+    content = path.read_bytes()
+    changed = content.replace(b"APART", b"ROWS")
+    path.write_bytes({"cut": content[:40], "changed": changed, "empty": b""}[damage])
     measured._results.clear()
     assert Layer().text() == "fused: 256 rows or more"
     measure(timer)
     assert len(timer.asked) == 2
-    assert json.loads(path.read_text())["value"]["chosen"] == "APART"
+    measured._results.clear()
+    assert Layer().text().startswith("apart: measured")
 
 
 def test_what_another_device_measured_is_not_read(monkeypatch):
@@ -260,3 +265,88 @@ def test_the_clock_takes_medians_in_turns():
     assert all(0 < seconds < 1 for seconds in found.values())
     turns = "".join(order).replace("aa", "a").replace("bb", "b")
     assert turns.count("ab") > 1
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """Measure what eqfuse measures by itself on a GPU, on this CPU, by a clock."""
+    monkeypatch.setattr(measuring, "has_gpu", lambda: True)
+    monkeypatch.setattr(measuring, "in_turns", clock(NATIVE=2.0, APART=1.0))
+
+
+def test_training_and_calculators_measure_before_they_compile(
+    as_on_a_gpu, monkeypatch, copper, tmp_path_factory, capfd
+):
+    """They hand over what they are about to compile, with the derivatives that it takes."""
+    seen = []
+
+    def measure(function, *args):
+        seen.append(str(jax.make_jaxpr(function)(*args)).count("eqfuse_"))
+        result = measured.Result("APART", 1, {"APART": 1.0}, {})
+        return [measuring.Measurement(None, result, True)] * 2
+
+    monkeypatch.setattr(measuring, "measure", measure)
+    run = train_on_copper(copper, tmp_path_factory, "steps=1")
+    [of_step] = seen
+    assert "the kernels of 2 ops were timed on this GPU in" in capfd.readouterr().err
+    atoms = ase.io.read(copper, 0)
+    atoms.calc = eqfuse.Calculator(run)
+    atoms.get_forces()
+    of_calculator = seen[-1]
+    assert of_step > of_calculator > 0  # the gradient of a loss on forces, and forces
+
+
+def test_ops_and_plans_of_a_network_on_a_gpu_are_met_by_tracing():
+    """A network of backend "triton" is traced here, where none can run."""
+    pytest.importorskip("triton")
+    potential, graph = steps.potential_of("nequip", "triton"), steps.batch(135, 2_700)
+    params = steps.shapes_of(potential, graph)
+
+    def loss(params):
+        return models.predict(potential, params, graph).forces.sum()
+
+    def met(function):
+        return measured.collect(lambda: jax.eval_shape(function, params))
+
+    forces, training = met(loss), met(jax.grad(loss))
+    assert [set(map(str, f)) for f in (forces, training)] == [set(map(str, forces))] * 2
+    assert (set(forces.values()), set(training.values())) == ({1}, {2})
+    [first, *_] = forces
+    assert choice.candidates(first) == [choice.Kernels.VALUE, choice.Kernels.APART]
+    plans = lowering.plans_of(jax.grad(loss), params)
+    counts = [len(forms.plans(p)) for p in plans]
+    assert min(counts) >= 1
+    assert max(counts) > 1
+
+
+def test_nothing_is_measured_by_itself_on_a_cpu_or_where_it_is_off(as_on_a_gpu, monkeypatch):
+    made = Layer()
+    monkeypatch.setenv("EQFUSE_MEASURE", "0")
+    assert ops.measure_on_gpu(made, *made.args) == []
+    monkeypatch.delenv("EQFUSE_MEASURE")
+    monkeypatch.setattr(measuring, "has_gpu", lambda: False)
+    assert ops.measure_on_gpu(made, *made.args) == []
+
+
+def test_processes_take_the_results_of_the_first(as_on_a_gpu, monkeypatch):
+    made = Layer()
+    other = measured.Result("NATIVE", 0, {"NATIVE": 1.0, "APART": 3.0}, {})
+    first = json.dumps([other]).encode()
+
+    def broadcast(value):
+        return np.int32(len(first)) if np.ndim(value) == 0 else np.frombuffer(first, np.uint8)
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(measuring.multihost_utils, "broadcast_one_to_all", broadcast)
+    [found] = ops.measure_on_gpu(made, *made.args)
+    assert found.result == other
+    assert made.text() == "fused: measured, NATIVE takes 1 ms, APART 3"
+
+
+def test_info_says_what_was_measured():
+    measure(clock(NATIVE=2.0, APART=1.0))
+    assert "APART takes 2e+03" not in info()
+    assert (
+        "measured    a product, a Linear and a gate, 4 paths, 256 rows, float32: "
+        "APART takes 1e+03 ms, NATIVE 2e+03" in info()
+    )

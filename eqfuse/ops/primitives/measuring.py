@@ -136,7 +136,7 @@ def _winner(problem: Problem, order: int, timer: Callable) -> Result:
     operands, nudged = _operands(problem, order)
     for name, run in _candidates(problem, order):
         try:
-            if problem.backend == "triton":  # its kernels in parallel
+            if has_gpu():  # its kernels in parallel
                 lowering.compile_ahead(run, operands)
             results = jax.block_until_ready(run(operands))
             if expected is None:

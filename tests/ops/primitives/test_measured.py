@@ -350,3 +350,38 @@ def test_info_says_what_was_measured():
         "measured    a product, a Linear and a gate, 4 paths, 256 rows, float32: "
         "APART takes 1e+03 ms, NATIVE 2e+03" in info()
     )
+
+
+@pytest.mark.parametrize("wrong", [None, 2])
+def test_every_plan_of_a_kernel_on_a_gpu_is_run_and_compared(wrong, monkeypatch):
+    """In Triton's interpreter; the plan of 2 edges at a time is found out where it is wrong."""
+    pytest.importorskip("triton")
+    import tests.interpreter  # noqa: F401  (runs backend "triton" on this CPU)
+
+    edges = ops.Edges.from_arrays(np.arange(32) % 4, np.arange(32) // 8, 4)
+    x = e3nn.normal("2x0e+2x1o", jax.random.key(0), (4,))
+    y = e3nn.normal("0e+1o", jax.random.key(1), (32,))
+    module = ops.TensorProductLinearGate("2x0e+2x1o", backend="triton")
+    params = module.init(jax.random.key(2), x, y, edges=edges)
+    run_form = forms.triton.run_form
+
+    def run(*args):
+        outputs = run_form(*args)
+        return [a * 1.01 for a in outputs] if wrong and args[-1] == wrong else outputs
+
+    monkeypatch.setattr(forms.triton, "run_form", run)
+    monkeypatch.setattr(measuring, "MOST_SETS", 1)
+    timed = []
+
+    def timer(calls):
+        timed.append(list(calls))
+        return dict.fromkeys(calls, 1.0)
+
+    [layer] = ops.measure(lambda x: module.apply(params, x, y, edges=edges).array, x, timer=timer)
+    assert set(layer.result.ms) == {"VALUE", "APART"}
+    apart = module.clone(fused="never")
+    found = ops.measure(lambda x: apart.apply(params, x, y, edges=edges).array, x, timer=timer)
+    [product] = [m for m in found if not m.problem.op.has_matrices]
+    left = {} if wrong is None else {"2": "results differ by 1"}
+    assert {n: t[:19] for n, t in product.result.left_out.items()} == left
+    assert set(product.result.ms) | set(left) == {"1", "2", "4", "8"}

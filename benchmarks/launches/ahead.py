@@ -30,6 +30,7 @@ class Launches:
       temp_bytes: scratch memory that XLA allocates for intermediates.
       compile_s: seconds of lowering and compiling, our own kernels included.
       kinds: launches by XLA's name of their kind.
+      graphs, recorded: CUDA graphs, and the launches that are recorded in them.
     """
 
     launches: int
@@ -37,6 +38,8 @@ class Launches:
     temp_bytes: int
     compile_s: float
     kinds: dict[str, int]
+    graphs: int
+    recorded: int
 
 
 def device(description: pathlib.Path = H100):
@@ -65,11 +68,13 @@ class Compiled:
     Attributes:
       text: of its HLO after all passes.
       thunks: the sequence of what it launches, as XLA writes it.
+      passed: the same with what is recorded in CUDA graphs, indented below them.
       temp_bytes, compile_s: see `Launches`.
     """
 
     text: str
     thunks: str
+    passed: str
     temp_bytes: int
     compile_s: float
 
@@ -83,6 +88,8 @@ class Compiled:
             temp_bytes=self.temp_bytes,
             compile_s=self.compile_s,
             kinds=dict(kinds),
+            graphs=len(re.findall(r"^\d+: kCommandBuffer", self.passed, re.MULTILINE)),
+            recorded=len(re.findall(r"^ +\d+: k(?!DynamicSlice)\w+", self.passed, re.MULTILINE)),
         )
 
 
@@ -103,10 +110,11 @@ def compiled(function, args, gpu=None) -> Compiled:
     with tempfile.TemporaryDirectory() as folder:
         result = lowered.compile(compiler_options={"xla_dump_to": folder})
         seconds = time.perf_counter() - start
-        dumps = pathlib.Path(folder).glob("*thunk_sequence.txt")
-        thunks = max((path.read_text() for path in dumps), key=len)
+        names = "*thunk_sequence.txt", "*thunk_sequence_after_thunk_passes.txt"
+        dumps = ([path.read_text() for path in pathlib.Path(folder).glob(name)] for name in names)
+        thunks, passed = (max(texts, key=len, default="") for texts in dumps)
     memory = result.memory_analysis()
-    return Compiled(result.as_text(), thunks, memory.temp_size_in_bytes, round(seconds, 1))
+    return Compiled(result.as_text(), thunks, passed, memory.temp_size_in_bytes, round(seconds, 1))
 
 
 def count(function, args, gpu=None) -> Launches:

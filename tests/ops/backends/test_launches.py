@@ -2,8 +2,12 @@
 
 import pathlib
 
+import e3nn_jax as e3nn
 import jax
+import jax.numpy as jnp
 import pytest
+
+from eqfuse import ops
 
 pytest.importorskip("triton")
 
@@ -59,3 +63,21 @@ def test_the_edges_of_both_ends_are_ordered_in_the_launches_of_one(gpu):
         return [getattr(edges, name) for name in names]
 
     assert count(orders, ends, gpu).launches == 7
+
+
+def test_kernels_are_recorded_in_one_cuda_graph_with_those_of_xla(gpu):
+    """The handler says that it may be recorded; XLA asks for the driver's version besides."""
+    from benchmarks.launches import count
+
+    module = ops.Linear("16x0e+16x1o", backend="triton")
+    x = e3nn.IrrepsArray("16x0e+16x1o", jnp.ones((256, 64)))
+    params = jax.eval_shape(lambda: module.init(jax.random.key(0), x))
+
+    def three(params, x):
+        for _ in range(3):
+            x = module.apply(params, e3nn.IrrepsArray(x.irreps, jnp.tanh(x.array)))
+        return x.array
+
+    found = count(three, (params, x), gpu)
+    assert (found.launches, found.custom_calls) == (6, 3)
+    assert (found.graphs, found.recorded) == (1, 6)

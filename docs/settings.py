@@ -8,8 +8,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from eqfuse.train.settings import help
-from eqfuse.train.settings.options import OTHER_NAMES, SHORTHANDS
+from eqfuse.train.settings.config import sections
+from eqfuse.train.settings.options import OTHER_NAMES, SHORTHANDS, choices, presets
 
 PAGE = Path(__file__).parent / "reference" / "settings.md"
 _HEAD = """\
@@ -30,17 +30,17 @@ def page() -> str:
     """Return the page."""
     shorthands = ", ".join(f"`{short}` is `{full}`" for short, full in SHORTHANDS.items())
     parts = [_HEAD.replace("{shorthands}", shorthands)]
-    for group, rows in help.choices().items():
-        rows = [(f"`{choice}`", doc) for choice, doc in rows]
+    for group, rows in choices().items():
+        rows = [(f"`{choice}`", text) for choice, text in rows.items()]
         parts.append(_table(f"Choices of `{group}`", ("setting", "is"), rows))
-    rows = [(f"`model={model} preset={name}`", text) for model, name, text in help.presets()]
+    rows = [(f"`{preset}`", text) for preset, text in presets().items()]
     note = (
         "A preset is a group of settings; a setting that you give overrides it. Numbers of\n"
         "parameters are for three elements. This prints all settings of one:\n"
         "`eqfuse train model=mace preset=small data=FILE --cfg`."
     )
     parts.append(_table("Presets", ("preset", "is"), rows, note))
-    for title, rows in help.sections():
+    for title, rows in sections().items():
         rows = [(f"`{name}`", text, f"`{default}`") for name, text, default in rows]
         parts.append(_table(f"Settings of {title}", ("setting", "is", "default"), rows))
     names = {}

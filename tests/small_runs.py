@@ -10,8 +10,9 @@ from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from eqfuse.train.datasets import load_dataset
-from eqfuse.train.main import _config, main
+from eqfuse.train.main import main
 from eqfuse.train.parallel import Devices
+from eqfuse.train.settings.options import parse
 from eqfuse.train.start import Start
 from eqfuse.train.terminal import lines, report
 
@@ -63,7 +64,7 @@ def prepared(*settings: str, tiny=TINY):
     Raises:
       ConfigError, DataError: settings or data that are refused.
     """
-    config = _config([*tiny, *settings])
+    config = parse([*tiny, *settings])
     start = Start.read(config)
     dataset, _ = load_dataset(config, start)
     return dataset, lines(report(config, dataset, SimpleNamespace(path="RUN"), Devices()))

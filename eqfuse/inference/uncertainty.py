@@ -40,7 +40,7 @@ from eqfuse.runs.errors import CheckpointError
 from eqfuse.runs.files import digest_of, write_whole
 from eqfuse.runs.schema import setting, word
 from eqfuse.train.datasets import load_dataset
-from eqfuse.train.resume import resumed_config
+from eqfuse.train.settings.options import parse
 from eqfuse.train.start import Start
 
 _RIDGES = 10.0 ** np.arange(-9, 1)
@@ -154,7 +154,7 @@ def fit(run, train=None, validation=None) -> Fitted:
 
 def _data_of(folder: Path) -> tuple[list[Structure], list[Structure]]:
     """Return the training and the validation frames of a run."""
-    config = resumed_config([f"resume={folder}"])
+    config = parse([f"resume={folder}"])
     if config.heads:
         raise CheckpointError(f"{folder} has several heads; give train= and val= frames of one")
     dataset, _ = load_dataset(config, Start.read(config))

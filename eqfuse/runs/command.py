@@ -27,12 +27,25 @@ def of(kind: type, **codes) -> Callable:
     return lambda task: functools.partial(run, kind, task, **codes)
 
 
-def run(kind: type, task: Callable, arguments: list[str], *, refused=_UNREAD, failures=()) -> int:
-    """Run a task with the dataclass of its arguments, or print the help; return the exit code."""
+def run(
+    kind: type,
+    task: Callable,
+    arguments: list[str],
+    *,
+    refused=_UNREAD,
+    failures=(),
+    read: Callable | None = None,
+    text: Callable | None = None,
+) -> int:
+    """Run a task with the dataclass of its arguments, or print the help; return the exit code.
+
+    `read(arguments)` and `text()` are in the place of `parse` and `help_text`, if given.
+    """
     if "--help" in arguments or "-h" in arguments:
-        print(help_text(kind))
+        print(text() if text else help_text(kind))
         return 0
-    return exit_code(lambda: task(parse(kind, arguments)), refused=refused, failures=failures)
+    read = read or functools.partial(parse, kind)
+    return exit_code(lambda: task(read(arguments)), refused=refused, failures=failures)
 
 
 def parse(kind: type, arguments: list[str]):
@@ -113,9 +126,10 @@ def settings_help(kind: type) -> str:
     return "\n".join(["Settings (default in brackets)", *rows])
 
 
-def settings_of(kind: type) -> dict[str, dataclasses.Field]:
+def settings_of(kind: type, prefix: str = "") -> dict[str, dataclasses.Field]:
     """Return the settings of a command by name, which is `for` of a field `for_`."""
-    return {f.name.rstrip("_"): f for f in dataclasses.fields(kind) if "within" in f.metadata}
+    fields = (field for field in dataclasses.fields(kind) if "within" in field.metadata)
+    return {prefix + field.name.rstrip("_"): field for field in fields}
 
 
 def _words_of(kind: type) -> dict[str, dataclasses.Field]:

@@ -1,8 +1,11 @@
 """Settings as fields of dataclasses: types, ranges and help, and errors that name what is wrong."""
 
+import ast
 import contextlib
 import dataclasses
 import difflib
+import inspect
+import itertools
 import math
 import os
 from collections.abc import Callable
@@ -47,8 +50,19 @@ def word(text: str, default=dataclasses.MISSING):
 
 
 def value(default, within: Range | None = None, convert: Callable = str):
-    """Return a field whose help is in `help.yaml`."""
+    """Return a field whose help is the docstring below it, see `documented`."""
     return setting(default, "", within, convert)
+
+
+def documented(kind: type) -> type:
+    """Make the docstrings below the fields of a dataclass their help; a decorator."""
+    [tree] = ast.parse(inspect.getsource(kind)).body
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    for node, below in itertools.pairwise(tree.body):
+        if isinstance(node, ast.AnnAssign) and isinstance(below, ast.Expr):
+            field = fields[node.target.id]
+            field.metadata = {**field.metadata, "help": inspect.cleandoc(below.value.value)}
+    return kind
 
 
 def absolute(path: str) -> str:
@@ -57,11 +71,11 @@ def absolute(path: str) -> str:
     return ",".join(os.path.abspath(os.path.expanduser(file)) for file in files)
 
 
-def described(field: dataclasses.Field, text: str = "") -> tuple[str, str]:
+def described(field: dataclasses.Field) -> tuple[str, str]:
     """Return the help of a setting, with its words if it has any, and its default, as typed."""
     kinds = field.type, *get_args(field.type)
     words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
-    what = [*filter(None, [", ".join(words)]), field.metadata["help"] or text]
+    what = [*filter(None, [", ".join(words)]), " ".join(field.metadata["help"].split())]
     return "; ".join(what), written(field.default)
 
 

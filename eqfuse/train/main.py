@@ -3,63 +3,35 @@
 import contextlib
 import datetime
 import io
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from eqfuse.runs import command
 from eqfuse.runs.errors import ConfigError
 from eqfuse.runs.files import FRAMES, require_free
 from eqfuse.runs.log import Log
 from eqfuse.runs.process import give_back, keep_freed_memory, keep_memory, keep_programs
 from eqfuse.runs.schema import written
-from eqfuse.runs.stopping import exit_code, fail
-from eqfuse.train.resume import resumed_config, started_config
+from eqfuse.runs.stopping import exit_code
 from eqfuse.train.settings.config import Config
-from eqfuse.train.settings.help import help_text, presets
-from eqfuse.train.settings.options import parse, seeds_of, to_yaml, without_dashes
+from eqfuse.train.settings.options import help_text, parse, parse_all, presets, to_yaml
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run what the arguments, or the command line, ask for; return the code of `exit_code`."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
-    if "--help" in arguments or "-h" in arguments:
-        print(help_text())
-        return 0
-    try:
-        settings = [argument for argument in arguments if argument != "--cfg"]
-        configs = _configs(without_dashes(settings))
-    except ConfigError as error:
-        return fail(2, error)
-    if "--cfg" in arguments:
-        print("---\n".join(map(_described, configs)), end="")
-        return 0
-    return _train_all(configs)
+def main(arguments: list[str]) -> int:
+    """Run what the arguments ask for; return the code of `exit_code`."""
+    shown = "--cfg" in arguments
+    settings = [argument for argument in arguments if argument != "--cfg"]
+    how = {"refused": (), "read": parse_all, "text": help_text}
+    return command.run(Config, _show if shown else _train_all, settings, **how)
 
 
-def _described(config: Config) -> str:
-    ours = (config.model.name, config.preset)
-    comment = "".join(f"# preset={n}: {text}\n" for m, n, text in presets() if (m, n) == ours)
-    return comment + to_yaml(config)
-
-
-def _configs(arguments: list[str]) -> list[Config]:
-    """Return the configurations of the runs that the arguments ask for, all checked."""
-    arguments, seeds = seeds_of(arguments)
-    if seeds is None:
-        return [_config(arguments)]
-    given = dict(argument.partition("=")[::2] for argument in arguments)
-    if "resume" in given:
-        raise ConfigError("resume= goes on with one run; leave seeds= out")
-    stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    folder = given.get("run", f"runs/{stamp}_seeds")
-    configs = [_config([*arguments, f"seed={k}", f"run={folder}/seed={k}"]) for k in seeds]
+def _show(configs: list[Config]):
+    texts, known = [], presets()
     for config in configs:
-        require_free(config.run)
-    return configs
-
-
-def _config(arguments: list[str]) -> Config:
-    return resumed_config(arguments) or started_config(arguments) or parse(arguments)
+        name = f"preset={config.preset}"
+        text = known.get(f"model={config.model.name} {name}")
+        texts.append((f"# {name}: {text}\n" if text else "") + to_yaml(config))
+    print("---\n".join(texts), end="")
 
 
 def _train_all(configs: list[Config]) -> int:
@@ -68,19 +40,15 @@ def _train_all(configs: list[Config]) -> int:
     Settings or data that one run refuses, and a signal, end all.
     """
     failed = 0
+    keep_freed_memory()
     for number, config in enumerate(configs, start=1):
         if len(configs) > 1:
             print(f"\n--- run {number} of {len(configs)}: {config.run}", flush=True)
-        code = _train(config)
+        code = exit_code(lambda config=config: _run(config) and 0)
         if code not in (0, 1):
             return code
         failed = failed or code
     return failed
-
-
-def _train(config: Config) -> int:
-    keep_freed_memory()
-    return exit_code(lambda: _run(config) and 0)
 
 
 def fit(*settings: str, callbacks: Sequence = (), **more) -> Path:
@@ -103,11 +71,10 @@ def fit(*settings: str, callbacks: Sequence = (), **more) -> Path:
     if isinstance(more.get("data"), list | tuple):
         more = _with_frames_written(more)
     arguments = [*settings, *(f"{name}={written(value)}" for name, value in more.items())]
-    if seeds_of(arguments)[1] is not None:
-        raise ConfigError("fit trains one run; call it for each of seeds=")
+    config = parse(arguments)
     keep_memory()
     try:
-        return _run(_config(arguments), callbacks)
+        return _run(config, callbacks)
     finally:
         give_back()
 

@@ -5,7 +5,16 @@ import math
 import time
 from typing import Literal
 
-from eqfuse.runs.schema import FRACTION, NOT_NEGATIVE, POSITIVE, Range, check_ranges, require, value
+from eqfuse.runs.schema import (
+    FRACTION,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Range,
+    check_ranges,
+    documented,
+    require,
+    value,
+)
 
 DEFAULT_EPOCHS = 100
 _LABELS = ("energy", "forces", "stress", "hessian")
@@ -13,33 +22,62 @@ _ERRORS = [f"{name}_{kind}" for name in _LABELS for kind in ("mae", "rmse")]
 _DECAY = Range(lambda value: 0 <= value < 1, "in [0, 1)")
 
 
+@documented
 @dataclasses.dataclass
 class MoleculeTraining:
     """Training on energies, forces and stress: the weights of `eqfuse.train.metrics.Loss`."""
 
     lr: float = value(0.01, POSITIVE)
+    """highest learning rate"""
     schedule: Literal["cosine", "wsd", "plateau", "exponential", "constant"] = value("cosine")
+    """how the learning rate changes after the warm-up; wsd (warm-up, stable, decay) falls only in
+    the last quarter, so that a run can be made longer"""
     warmup_steps: int = value(50, NOT_NEGATIVE)
+    """steps until the learning rate is highest"""
     min_lr: float = value(1e-5, POSITIVE)
+    """lowest learning rate; a run with plateau ends there"""
     patience: int = value(10, POSITIVE)
+    """plateau: validations without improvement before it falls"""
     factor: float | None = value(None, FRACTION)
+    """what the learning rate is multiplied by: for plateau, null is 0.5; for exponential after each
+    validation, and null is what ends at min_lr"""
     early_stopping: int | None = value(None, POSITIVE)
+    """end the run after this many validations without improvement, counted anew in the second
+    stage; null: never"""
     optimizer: Literal["muon", "adam", "adamw", "amsgrad"] = value("muon")
+    """the optimizer"""
     weight_decay: float | None = value(None, NOT_NEGATIVE)
+    """decay of the weights, for muon and adamw; null: 0.01 for adamw, else 0"""
     clip_norm: float | None = value(10.0, POSITIVE)
+    """largest norm of the gradient; null: no limit"""
     ema_decay: float = value(0.99, _DECAY)
+    """decay of the averaged parameters; 0: no average"""
     freeze: str | None = value(None)
+    """parameters that keep their values, by names and patterns: 'embedding,radial,layer_0/*'"""
     loss: Literal["mse", "huber", "universal"] = value("mse")
+    """squared errors; huber: linear above huber_delta; universal: as huber, with a lower threshold
+    for large forces"""
     huber_delta: float = value(0.01, POSITIVE)
+    """threshold of huber and universal, eV/atom, eV/Å or eV/Å^3"""
     energy_weight: float = value(1.0, NOT_NEGATIVE)
+    """weight of errors of eV per atom in the loss"""
     forces_weight: float = value(1.0, NOT_NEGATIVE)
+    """weight of errors of forces in the loss"""
     stress_weight: float = value(0.0, NOT_NEGATIVE)
+    """weight of errors of the stress in the loss"""
     hessian_weight: float = value(0.0, NOT_NEGATIVE)
+    """weight of errors of Hessians, eV/Å^2, in the loss: a random row of each in each step"""
     second_stage: float | None = value(0.75, FRACTION)
+    """fraction of the run after which second_energy_weight weighs energies, and parameters are
+    averaged; null: no second stage"""
     second_energy_weight: float = value(10.0, NOT_NEGATIVE)
+    """energy_weight of the second stage"""
     best: Literal[("loss", *_ERRORS)] = value("loss")
+    """error on the validation frames by which the best network is chosen"""
     validate_every: int | None = value(None, POSITIVE)
+    """validate after this many steps, and at the end of the run; null: after each epoch"""
     checkpoint_seconds: float = value(10.0, NOT_NEGATIVE)
+    """least time between checkpoints, s"""
 
     def __post_init__(self):
         check_ranges(self, "training.")

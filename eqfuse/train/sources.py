@@ -11,7 +11,7 @@ from typing import Literal
 import yaml
 
 from eqfuse.runs.log import printable
-from eqfuse.runs.schema import POSITIVE, Range, absolute, check_ranges, require, value
+from eqfuse.runs.schema import POSITIVE, Range, absolute, check_ranges, documented, require, value
 
 SETS = {
     "ethanol": "1000 frames of ethanol at 300 and 500 K (GFN2-xTB; eV, Å); embedded.",
@@ -32,29 +32,59 @@ def _references(value: str) -> str:
     return value if value in (FIT, AVERAGE) or value.startswith("{") else absolute(value)
 
 
+@documented
 @dataclasses.dataclass
 class DataSettings:
     """Structures with energies and forces, of one of `SETS`."""
 
     name: str = "extxyz"
     path: str | None = value(None, convert=absolute)
+    """the file to train on, or several: a.xyz,b.xyz, 'frames/*.xyz'; data=FILE sets it"""
     val_path: str | None = value(None, convert=absolute)
+    """a file or pattern, of the same format, to validate with; null: frames of data.path
+    (data.val)"""
     test: str | None = value(None, convert=absolute)
+    """a file or pattern, of the same format, whose errors of the best network are evaluated once,
+    at the end"""
     train: float | None = value(None, _SIZE)
+    """training frames: fraction below 1, or number; null: rest"""
     val: float = value(0.1, _SIZE)
+    """validation frames: fraction below 1, or number; or a FILE, as data.val_path"""
     batch_size: int = value(5, POSITIVE)
+    """structures per step"""
     reference_energies: str | None = value(None, convert=_references)
+    """energies of isolated atoms, eV: '{H: -13.6, 8: -2041.9}', a file of them, or average, which
+    fits one per element; null: frames with config_type=IsolatedAtom, or average without any; with
+    start_from=, null: those of that run, or fit: these, moved to the data by least squares"""
     config_type_weights: str | None = value(None)
+    """weights of frames in the loss by their config_type: '{bulk: 1, surface: 2.5}', with Default
+    for frames without one; they multiply config_weight of a frame"""
     weight: float = value(1.0, POSITIVE)
+    """weight of all frames in the loss, which multiplies the others"""
     duplicates: Literal["warn", "drop", "error"] = value("warn")
+    """copies of frames, also rotated or renumbered: warn of them, drop all but the first, or
+    error"""
     check: Literal["warn", "strict", "off"] = value("warn")
+    """what to do with data that are probably wrong (units, signs, duplicates, outliers, ...);
+    strict refuses them"""
     store: Literal["auto", "on", "off"] = value("auto")
+    """keep frames and their neighbour lists on disk, in ~/.cache/eqfuse/store; auto: for more than
+    64 MB of files"""
     dispersion: str | None = value(None)
+    """train on labels less DFT-D3, which predictions of the run add again: d3(bj) (of PBE),
+    d3(bj,r2scan), d3(zero), ..., computed by dftd3; null: labels as they are"""
     energy_key: str = value("energy")
+    """name of the energies in the file, eV"""
     forces_key: str = value("forces")
+    """name of the forces in the file, eV/Å"""
     stress_key: str = value("stress")
+    """name of the stresses in the file, eV/Å^3 (optional)"""
     charge_key: str | None = value(None)
+    """name of the total charges in the file, e, with model.long_range=les: latent charges of a
+    structure are shifted to its total; null: they may add up to anything"""
     types: str | None = value(None)
+    """elements of LAMMPS's types 1, 2, ..., such as Si,O, where the files are dumps or data
+    files"""
 
     def __post_init__(self):
         need = f"left out with data={self.name}, which is embedded"

@@ -23,9 +23,9 @@ from eqfuse.runs.files import FILES, RunFolder, has_checkpoint, read_file
 from eqfuse.runs.log import say
 from eqfuse.train.dispersion import Dispersion
 from eqfuse.train.metrics import predictions
-from eqfuse.train.resume import LENGTHS, check_same_run
 from eqfuse.train.schedule import Limits
 from eqfuse.train.settings.config import Config
+from eqfuse.train.settings.options import CHANGEABLE, LENGTHS, flat
 from eqfuse.train.sources import FIT
 
 REFERENCE_TOLERANCE = 1e-3
@@ -256,7 +256,7 @@ def interrupted_run(
         return None
     _, theirs, _ = read_checkpoint(folder.path, ("last",))
     # before the state, which follows the settings
-    check_same_run(metadata["config"], theirs["config"], folder.path)
+    _check_same_run(metadata["config"], theirs["config"], folder.path)
     for name in ("data_sha256", "model_fields", "species", "reference_energies", "units"):
         if theirs[name] != metadata[name]:
             data = [own.data for own in config.of_heads().values()]
@@ -279,3 +279,18 @@ def interrupted_run(
             again = ", where the learning rate began to fall; what came after is done anew"
     say(f"resume     epoch {position['epoch']}, batch {position['batch']} of the epoch{again}")
     return jax.tree.map(jnp.asarray, state), position
+
+
+def _check_same_run(ours: dict, theirs: dict, folder: Path):
+    """Refuse a checkpoint with other settings (`theirs`) than those in config.yaml (`ours`)."""
+    ours, theirs = flat(ours, folder), flat(theirs, folder)
+    different = [
+        f"{key} ({theirs.get(key)} there, {ours.get(key)} here)"
+        for key in sorted(ours.keys() | theirs.keys())
+        if key not in (*CHANGEABLE, "run", "resume") and ours.get(key) != theirs.get(key)
+    ]
+    if different:
+        raise ConfigError(
+            f"the checkpoint in {folder} is of another run than its config.yaml: "
+            + ", ".join(different)
+        )

@@ -13,7 +13,7 @@ import eqfuse
 from eqfuse.cli import main as cli
 from eqfuse.convert.command import main
 from eqfuse.runs.errors import CheckpointError
-from eqfuse.train.resume import started_config
+from eqfuse.train.settings.options import parse
 from scripts.network_goldens import example_structures, to_arrays
 from tests.convert.conftest import from_arrays
 
@@ -71,7 +71,7 @@ def test_all_heads_are_converted(name, model_file, expected, tmp_path, water, ca
         eqfuse.Calculator(folder)
     with pytest.raises(CheckpointError, match="no head 'three'; its heads are one, two"):
         eqfuse.Calculator(folder, head="three")
-    config = started_config([f"start_from={folder}", "head=two", f"data={water}"])
+    config = parse([f"start_from={folder}", "head=two", f"data={water}"])
     assert config.start_from == str(folder / "heads" / "two.safetensors")
     assert config.training.optimizer == "adam"  # as of any converted network
     exported = tmp_path / "program.stablehlo"

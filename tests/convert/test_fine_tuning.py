@@ -7,7 +7,7 @@ import pytest
 
 from eqfuse.runs.checkpoint import read_checkpoint
 from eqfuse.train.main import main
-from eqfuse.train.resume import TUNING_LR, started_config
+from eqfuse.train.settings.options import TUNING_LR, parse
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from eqfuse.train.resume import TUNING_LR, started_config
 )
 def test_steps_are_small_unless_others_are_asked_for(run, water, given, optimizer, lr):
     settings = [f"start_from={run('two_heads')}", "data=extxyz", f"data.path={water}"]
-    training = started_config([*settings, *given]).training
+    training = parse([*settings, *given]).training
     assert (training.optimizer, training.lr) == (optimizer, lr)
     assert lr >= training.min_lr
 

@@ -12,7 +12,7 @@ from eqfuse.convert.names import resolved
 from eqfuse.convert.registry import published
 from eqfuse.runs.checkpoint import read_metadata
 from eqfuse.runs.errors import CheckpointError
-from eqfuse.train.resume import started_config
+from eqfuse.train.settings.options import parse
 from eqfuse.train.start import Start
 
 
@@ -84,7 +84,7 @@ def test_files_are_converted_once(home, model_file, expected, capfd):
 
 
 def test_names_start_a_training(nequix):
-    started = started_config(["data=ethanol", "start_from=Nequix-MP-1"])
+    started = parse(["data=ethanol", "start_from=Nequix-MP-1"])
     assert started.start_from == str(nequix)
     assert started.model.name == "nequip"
     assert Start.read(started).metadata["converted"]["program"] == "nequix"

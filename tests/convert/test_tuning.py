@@ -21,7 +21,7 @@ from eqfuse.train.flat import Flat
 from eqfuse.train.main import main
 from eqfuse.train.metrics import Loss
 from eqfuse.train.replay import farthest, structures_of, write_frames
-from eqfuse.train.resume import started_config
+from eqfuse.train.settings.options import parse
 from eqfuse.train.start import Start
 from eqfuse.train.tuning import FILE, Tuning, held
 
@@ -31,9 +31,7 @@ def past(run, water):
     """Return the tuning of a network of H, C and O on H and O, and its own energies."""
     with jax.enable_x64(True):
         given = [f"start_from={run('density')}", f"data={water}", "dtype=float64"]
-        start = Start.read(
-            started_config([*given, "replay=auto", "replay_frames=6", "replay_weight=0.5"])
-        )
+        start = Start.read(parse([*given, "replay=auto", "replay_frames=6", "replay_weight=0.5"]))
         fields = start.metadata["model_fields"] | {"radial": "network"}  # no tables
         start = dataclasses.replace(start, metadata=start.metadata | {"model_fields": fields})
         own = start.references(None)
@@ -241,7 +239,7 @@ def test_elastic_weights_are_the_default_where_the_network_knows_more(run, water
 def test_a_resumed_run_whose_start_is_gone_warns_unless_it_needs_it(
     run, water, tmp_path, capsys, needs
 ):
-    config = started_config([f"start_from={run('density')}", f"data={water}"])
+    config = parse([f"start_from={run('density')}", f"data={water}"])
     gone = dataclasses.replace(config, start_from=str(tmp_path / "gone"), **needs)
     start = dataclasses.replace(Start.read(config), resumed=True, config=gone)
     if needs:

@@ -14,7 +14,8 @@ from eqfuse.data.samples import prepare_samples
 from eqfuse.models import predict
 from eqfuse.train import load_run
 from eqfuse.train.datasets import load_dataset
-from eqfuse.train.main import _config, main
+from eqfuse.train.main import main
+from eqfuse.train.settings.options import parse
 from tests.small_runs import TINY, refused, rows_of
 
 LES = ["model.long_range=les", "model.les_sigma=1.2"]
@@ -116,6 +117,6 @@ def test_slab_in_the_data_is_refused(ions, tmp_path):
     frames[5].pbc = [True, True, False]
     path = tmp_path / "slab.xyz"
     ase.io.write(path, frames, format="extxyz")
-    config = _config(["model=nequip", f"data={path}", *TINY, *LES])
+    config = parse(["model=nequip", f"data={path}", *TINY, *LES])
     with pytest.raises(eqfuse.data.DataError, match=r"frame 5: latent charges are summed over all"):
         load_dataset(config)

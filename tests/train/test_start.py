@@ -12,7 +12,7 @@ from eqfuse.convert import convert_mace
 from eqfuse.runs.checkpoint import read_checkpoint
 from eqfuse.runs.errors import ConfigError
 from eqfuse.train.main import main
-from eqfuse.train.resume import started_config
+from eqfuse.train.settings.options import parse
 from eqfuse.train.start import Start, of_elements
 from tests.convert.conftest import GOLDENS, unpacked
 from tests.small_runs import TINY, prepared, refused, write_displaced
@@ -154,7 +154,7 @@ def test_start_from_bad_run_is_refused(settings, base, copper, tmp_path, capsys)
 def test_a_file_of_a_network_starts_a_run_as_its_folder_does(base, settings, tmp_path):
     file = shutil.copy(base / "checkpoints" / "best.safetensors", tmp_path / "water.safetensors")
     folder, alone = (
-        Start.read(started_config([f"start_from={start}", *settings[1:]])) for start in (base, file)
+        Start.read(parse([f"start_from={start}", *settings[1:]])) for start in (base, file)
     )
     jax.tree.map(np.testing.assert_array_equal, folder.initial_params(), alone.initial_params())
     assert folder.potential == alone.potential

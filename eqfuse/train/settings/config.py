@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import eqfuse
+from eqfuse.runs.command import settings_of
 from eqfuse.runs.errors import naming
 from eqfuse.runs.files import heads_of
 from eqfuse.runs.schema import (
@@ -16,6 +17,8 @@ from eqfuse.runs.schema import (
     Range,
     absolute,
     check_ranges,
+    described,
+    documented,
     require,
     setting,
     value,
@@ -32,18 +35,30 @@ PAST = "replay"
 _MAY_BE_ZERO = ("lmax", "hidden_lmax", "radial_layers")
 
 
+@documented
 @dataclasses.dataclass
 class PotentialSettings:
     """What every potential has besides the fields of the module of its network."""
 
     avg_num_neighbors: float | None = value(None, POSITIVE)
+    """neighbours per atom; null: from the data"""
     trainable_scale_shift: bool = value(False)
+    """train the per-species scale and shift (eV)"""
     shift: Literal["mean", "zero"] = value("mean")
+    """constant energy of an atom: the mean of the training energies, or zero, for dissociation"""
     zbl: bool = value(False)
+    """add the repulsion of near nuclei (ZBL)"""
     long_range: Literal["les"] | None = value(None)
+    """les: add the electrostatic energy of latent charges, which the network predicts for each atom
+    and which are trained on energies and forces alone; null: the network sees no further than its
+    layers"""
     les_charges: int = value(1, POSITIVE)
+    """with long_range=les: charges of an atom, whose energies are added"""
     les_sigma: float = value(1.0, Range(lambda x: 0.3 <= x <= 10, "between 0.3 and 10 Å"))
+    """with long_range=les: width of the charges, Å; sums in cells cost its inverse cubed"""
     les_cutoff: float | None = value(None, POSITIVE)
+    """with long_range=les: largest wave vector of the sums in cells, 1/Å; null: where what is left
+    out is below 1e-7"""
 
     def __post_init__(self):
         check_ranges(self, "model.")
@@ -96,6 +111,7 @@ MODELS = {name: _settings_of_network(name) for name in NETWORKS}
 """The settings of each `model=`."""
 
 
+@documented
 @dataclasses.dataclass(kw_only=True)
 class Config:
     """A whole run: the settings of its model, data and training, and its own."""
@@ -104,26 +120,50 @@ class Config:
     data: DataSettings
     training: MoleculeTraining
     preset: str | None = value(None)
+    """settings that go together, see Presets"""
     seed: int = value(0, Range(lambda k: 0 <= k < 2**32, "zero or more, and less than 2^32"))
+    """seed of the initial parameters, the split and the order of the data"""
     backend: str | None = value(None)
+    """implementation of the ops: triton, llvm, xla or e3nn; null: by device"""
     dtype: Literal["float32", "float64"] = value("float32")
+    """dtype of parameters and data"""
     precision: Literal["auto", "highest"] = value("auto")
+    """of matmuls in float32; auto computes three products of TF32 on NVIDIA GPUs that have it, with
+    the errors of float32"""
     steps: int | None = value(None, POSITIVE)
+    """stop after this many steps; null: no limit"""
     verbose: bool = value(False)
+    """print layers and what runs each op, too"""
     run: str | None = value(None, convert=os.path.expanduser)
+    """folder of the run; null: runs/<date-time>_<model>_<data>"""
     devices: str = value("1")
+    """share every batch between a number of devices, all, or distributed; see Options"""
     epochs: int | None = value(None, POSITIVE)
+    """stop after this many epochs; null: 100, unless steps or max_minutes is given"""
     max_minutes: float | None = value(None, POSITIVE)
+    """stop after this many minutes, or at steps or epochs if these come first; reading the data,
+    compiling and writing the results come on top"""
     start_from: str | None = value(None, convert=os.path.expanduser)
+    """run, name of a published network or file of another program, to start from; see Options"""
     head: str | None = value(None)
+    """with start_from=: which head of a network with several; the run has this one"""
     elements: Literal["data"] | None = value(None)
+    """with start_from=: keep only the elements of the data; null: those of the network"""
     replay: str | None = value(
         None, convert=lambda text: {"none": None, "auto": text}.get(text, absolute(text))
     )
+    """with start_from=: frames of the network's past that are mixed with the data: auto (crystals
+    and molecules of its elements, labelled by itself), or a FILE; null: none"""
     replay_frames: int = value(64, POSITIVE)
+    """frames of replay, the farthest from each other by descriptors"""
     replay_weight: float = value(1.0, POSITIVE)
+    """weight of frames of replay in the loss"""
     elastic: float | None = value(None, NOT_NEGATIVE)
+    """with start_from=: weight of a penalty on changes of parameters that matter for frames of the
+    network's past, made as those of replay; 0: none; null: 30, where the network knows elements
+    that the data have not, without replay and heads"""
     resume: str | None = value(None, convert=os.path.expanduser)
+    """folder of an interrupted run to continue; see Options. Nothing else is needed"""
     heads: dict[str, dict] = dataclasses.field(default_factory=dict)
     """By the name of a head: the settings of its data that are not those of `data`."""
 
@@ -190,11 +230,22 @@ class Config:
 
 def known(model: str) -> dict[str, dataclasses.Field]:
     """Return every setting of a run with this network by its full name."""
-    nodes = {"": Config, "model.": MODELS[model]}
-    nodes |= {"data.": DataSettings, "training.": MoleculeTraining}
-    return {
-        prefix + field.name: field
-        for prefix, node in nodes.items()
-        for field in dataclasses.fields(node)
-        if "help" in field.metadata
-    }
+    own = settings_of(Config) | settings_of(MODELS[model], "model.")
+    return own | settings_of(DataSettings, "data.") | settings_of(MoleculeTraining, "training.")
+
+
+def sections() -> dict[str, list[tuple[str, str, str]]]:
+    """Return name, help and default of the settings of a title; what networks share is together."""
+
+    def rows(kind: type, prefix: str = "") -> list[tuple[str, str, str]]:
+        return [(name, *described(f)) for name, f in settings_of(kind, prefix).items()]
+
+    owners, found = {}, {"every run": rows(Config)}
+    for name, kind in MODELS.items():
+        for row in rows(kind, "model."):
+            owners.setdefault(row, []).append(name)
+    for row, names in sorted(owners.items(), key=lambda item: -len(item[1])):
+        title = "all" if len(names) == len(MODELS) else ", ".join(names)
+        found.setdefault(f"model={title}", []).append(row)
+    more = {"the data": rows(DataSettings, "data.")}
+    return found | more | {"the training": rows(MoleculeTraining, "training.")}

@@ -1,17 +1,19 @@
 """From command line arguments, or the YAML of a run, to checked settings, and back to YAML."""
 
 import dataclasses
+import datetime
 import os
 import re
 from pathlib import Path
 
 import yaml
 
-from eqfuse.runs.command import undashed
-from eqfuse.runs.errors import OLD_ALLEGRO, ConfigError
+from eqfuse.runs import files
+from eqfuse.runs.command import row, undashed
+from eqfuse.runs.errors import OLD_ALLEGRO, CheckpointError, ConfigError, naming
 from eqfuse.runs.schema import nearest, one_of, require, split, typed
 from eqfuse.train.schedule import MoleculeTraining
-from eqfuse.train.settings.config import MODELS, Config, known
+from eqfuse.train.settings.config import MODELS, Config, known, sections
 from eqfuse.train.sources import SETS, DataSettings
 
 SHORTHANDS = {
@@ -23,20 +25,32 @@ SHORTHANDS = {
     "batch_size": "data.batch_size",
     "freeze": "training.freeze",
 }
+# A run may be made longer, and go on elsewhere; anything else would make it another run.
+LENGTHS = ("steps", "epochs", "max_minutes")
+CHANGEABLE = (*LENGTHS, "devices", "verbose")
+
+TUNING_LR = {"muon": 0.003, "adam": 0.001, "adamw": 0.001, "amsgrad": 0.001}
+"""Learning rates by default for a converted network: measured, see
+`benchmarks/results/trained_networks.md`."""
+
+REPLAY_LR = 0.2
+"""Factor of these with replay, which larger steps make unstable: measured, see
+`benchmarks/results/tuning.md`."""
 
 
-def read_own(name: str) -> dict:
+def _read_own(name: str) -> dict:
     return yaml.safe_load((Path(__file__).parent / name).read_text(encoding="utf-8"))
 
 
-_PRESETS = read_own("presets.yaml")
+_PRESETS = _read_own("presets.yaml")
 PRESETS: dict[str, dict[str, dict]] = _PRESETS["networks"]
 """By model and name: settings by their full names."""
 PARAMETERS: dict[str, dict[str, int]] = _PRESETS["parameters"]
 OTHER_NAMES: dict[str, str] = {
-    theirs: ours for ours, names in read_own("other_names.yaml").items() for theirs in names
+    theirs: ours for ours, names in _read_own("other_names.yaml").items() for theirs in names
 }
 """By the name of a setting of mace or nequip: what to write here."""
+_SIZES = ("layers", "channels", "lmax", "hidden_lmax", "correlation", "latent_dim", "cutoff")
 
 
 def parse(arguments: list[str]) -> Config:
@@ -45,8 +59,33 @@ def parse(arguments: list[str]) -> Config:
     They override those of a preset, wherever it stands, and of config=FILE, and the later of two
     the earlier. What is misspelt, ill-typed or impossible is refused, with the nearest names.
     """
-    given = {}
-    for argument in without_dashes(arguments):
+    given = _given(arguments)
+    if "seeds" in given:
+        raise ConfigError("seeds= trains several runs, and this trains one run; call it for each")
+    return _configured(given)
+
+
+def parse_all(arguments: list[str]) -> list[Config]:
+    """Return the configurations of the runs that the arguments ask for, several with `seeds=N`."""
+    given = _given(arguments)
+    if (count := given.pop("seeds", None)) is None:
+        return [_configured(given)]
+    fits = count.isdecimal() and 0 < int(count) < 10**4
+    require(fits, "seeds", count, "a number of runs")
+    if "resume" in given:
+        raise ConfigError("resume= goes on with one run; leave seeds= out")
+    one, seeds = _configured(given), range(int(count))
+    folder = one.run or f"runs/{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}_seeds"
+    configs = [dataclasses.replace(one, seed=k, run=f"{folder}/seed={k}") for k in seeds]
+    for config in configs:
+        files.require_free(config.run)
+    return configs
+
+
+def _given(arguments: list[str]) -> dict[str, str]:
+    """Return the values that are typed by the full names of their settings."""
+    given, fields = {}, {name: field for model in MODELS for name, field in known(model).items()}
+    for argument in undashed(arguments, fields):
         if "=" not in argument and os.path.isfile(argument):
             raise ConfigError(f"{argument} is a file, and not a setting; write data={argument}")
         key, value = split(argument)
@@ -62,6 +101,12 @@ def parse(arguments: list[str]) -> Config:
             full = SHORTHANDS.get(key, key)
             is_val = re.fullmatch(r"(data|heads\.[^.]+)\.val", key)
             given[f"{full}_path" if is_val and is_file else full] = value
+    return given
+
+
+def _configured(given: dict[str, str]) -> Config:
+    if given.get("resume", "null") != "null":
+        return _resumed(given)
     base, file = {}, given.pop("config", "null")
     if file != "null":
         path = Path(file).expanduser()
@@ -69,36 +114,68 @@ def parse(arguments: list[str]) -> Config:
         left = ["run", "resume"]  # another run has a folder of its own
         left += [g for g in ("model", "data") if g in given and given[g] != base.get(g)]
         base = {k: v for k, v in base.items() if k.partition(".")[0] not in left}
-    return _config(base, given)
+    if ({"start_from": None} | base | given)["start_from"] in (None, "null"):
+        return _config(base, given)
+    return _started(base, given)
 
 
-def without_dashes(arguments: list[str]) -> list[str]:
-    """Return the arguments as `name=value`, see `undashed`; refuse an option of mace."""
-    fields = {name: field for model in MODELS for name, field in known(model).items()}
-    ours = {*fields, *SHORTHANDS, "model", "data", "config", "seeds"}
-    dashed = [a.partition("=")[0] for a in arguments if a.startswith("-")]
-    others = {name: _other_name(name) for name in dashed}
-    if any(other and n.lstrip("-").replace("-", "_") not in ours for n, other in others.items()):
-        raise ConfigError("; ".join(filter(None, others.values())))
-    return undashed(arguments, fields)
+def _resumed(given: dict[str, str]) -> Config:
+    """Return the configuration of the run in the folder `resume`, with what may change of it."""
+    require(given["resume"] != "", "resume", "", "the folder of a run")
+    if others := [n for n in given if n not in ("resume", *CHANGEABLE)]:
+        others = dict.fromkeys(re.sub(r"(\.name|[._]path)$", "", name) for name in others)
+        raise ConfigError(
+            f"{', '.join(others)} cannot be given with resume=, which goes on with the settings of "
+            f"the run; only {', '.join(CHANGEABLE)} can. start_from={given['resume']} "
+            "trains its network with other settings, in a new run"
+        )
+    fields = known("nequip")
+    changed = {name: typed(name, fields[name], text) for name, text in given.items()}
+    folder = changed["resume"]
+    path = Path(folder) / "config.yaml"
+    config = from_plain(read_yaml(path), path)
+    if files.has_checkpoint(folder, "best") and not files.has_checkpoint(folder, "last"):
+        raise ConfigError(
+            f"{folder} holds a network and no training to go on with; "
+            f"start_from={folder} trains it further, in a folder of its own"
+        )
+    return dataclasses.replace(config, **changed, run=folder)
 
 
-def _other_name(key: str) -> str | None:
-    """Return the replacement for a name of mace or nequip; None for other names."""
-    theirs = key.lstrip("-").rpartition(".")[2].replace("-", "_")
-    other = OTHER_NAMES.get(theirs)
-    return f"{key} is a name of mace or nequip; here: {other}" if other else None
+def _started(base: dict, given: dict[str, str]) -> Config:
+    """Return the configuration of a run that starts from the network of another."""
+    if others := [n for n in given if n.partition(".")[0] in ("model", "preset")]:
+        raise ConfigError(
+            f"{', '.join(others)} cannot be given with start_from=, which keeps the network of the "
+            "run; only its data and its training can be others"
+        )
+    config = _config(base, given)
+    from eqfuse.convert.names import resolved  # which import JAX
+    from eqfuse.runs.checkpoint import read_metadata
 
-
-def seeds_of(arguments: list[str]) -> tuple[list[str], range | None]:
-    """Return the arguments without `seeds=N`, and the seeds of the runs that it asks for."""
-    given = [argument.partition("=")[2] for argument in arguments if argument.startswith("seeds=")]
-    if not given:
-        return arguments, None
-    fits = given[-1].isdecimal() and 0 < int(given[-1]) < 10**4
-    require(fits, "seeds", given[-1], "a number of runs")
-    others = [argument for argument in arguments if not argument.startswith("seeds=")]
-    return others, range(int(given[-1]))
+    head = config.head
+    try:
+        run = os.path.abspath(resolved(config.start_from))
+        if head is None and config.heads:  # one that goes on, if there is one
+            known_heads = files.heads_of(run)
+            head = next((name for name in config.heads if name in known_heads), None)
+        if head is None:
+            files.require_one_head(run)
+        start = Path(files.head_file(run, head))
+        metadata = read_metadata(start)
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from error
+    training, usual = config.training, {}
+    if "converted" in metadata and not base:  # smaller steps, unless config= has all settings
+        optimizer = given.get("training.optimizer", "adam")
+        lr = TUNING_LR[optimizer] * (REPLAY_LR if config.replay else 1.0)
+        usual = {"optimizer": optimizer, "lr": lr}
+        usual = {n: value for n, value in usual.items() if f"training.{n}" not in given}
+    model = from_plain(metadata["config"], start).model
+    training = dataclasses.replace(training, **usual)
+    return dataclasses.replace(
+        config, start_from=str(start), head=None, model=model, training=training
+    )
 
 
 def to_yaml(config) -> str:
@@ -132,12 +209,11 @@ def flat(plain, path) -> dict:
     return values
 
 
-def from_plain(plain, path):
+def from_plain(plain, path) -> Config:
     """Return the configuration that a run wrote as YAML to `path`, checked as one that is typed."""
-    try:
-        return _config(flat(plain, path), {})
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
+    values = flat(plain, path)
+    with naming(str(path)):
+        return _config(values, {})
 
 
 def _config(base: dict, given: dict) -> Config:
@@ -216,9 +292,43 @@ def _unknown(key: str, fields: dict, model: str) -> str:
         return "training follows from data=; set its fields, such as training.lr=0.01"
     if owners := [other for other in MODELS if key in known(other)]:
         return f"{key} is a setting of model={', '.join(owners)}, and not of model={model}"
-    if other := _other_name(key):
-        return other
+    if other := OTHER_NAMES.get(key.rpartition(".")[2].replace("-", "_")):
+        return f"{key} is a name of mace or nequip; here: {other}"
     names = [*fields, *(s for s, target in SHORTHANDS.items() if target in fields), "model", "data"]
     by_leaf = [full for full in fields if full.endswith("." + key)]
     hint = "nearest: " + ", ".join(by_leaf) if by_leaf else nearest(key, names)
     return f"{key} is not a setting of this run; {hint}"
+
+
+def choices() -> dict[str, dict[str, str]]:
+    """Return what each choice is, such as "model=mace", by groups."""
+    models = {f"model={name}": kind.__doc__ for name, kind in MODELS.items()}
+    models["model=nequip"] += " Default."
+    return {"model": models, "data": {f"data={name}": text for name, text in SETS.items()}}
+
+
+def presets() -> dict[str, str]:
+    """Return the contents of each preset, such as "model=mace preset=small"."""
+    found = {}
+    for model, name in ((model, name) for model, named in PRESETS.items() for name in named):
+        own = PRESETS[model][name]
+        sizes = [f"{s}={v}" for s in _SIZES if (v := own.get(f"model.{s}")) is not None]
+        trains = " and a training" if any(s.startswith("training.") for s in own) else ""
+        text = f"{' '.join(sizes)}{trains}: {PARAMETERS[model][name]:,} parameters"
+        found[f"model={model} preset={name}"] = text
+    return found
+
+
+def help_text() -> str:
+    """Return the help: examples, choices, then every setting with its default."""
+    parts = {"Choices": choices()["model"] | choices()["data"]}
+    parts["Presets (a setting beside one overrides it)"] = presets()
+    parts["Shorthands"] = {f"{short} = {full}": "" for short, full in SHORTHANDS.items()}
+    for title, rows in sections().items():
+        own = {name: f"{text} [{default}]" for name, text, default in rows}
+        parts[f"Settings of {title} (default in brackets)"] = own
+    texts = (
+        "\n".join([title, *(row(*one, 28) for one in own.items())]) for title, own in parts.items()
+    )
+    around = Path(__file__).with_name("help.txt").read_text(encoding="utf-8")
+    return around.replace("{settings}", "\n\n".join(texts))

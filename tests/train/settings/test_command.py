@@ -1,23 +1,23 @@
 import pytest
 
-from eqfuse.runs.errors import ConfigError
-from eqfuse.train import fit
+from eqfuse.train import ConfigError, Interrupted, TrainingFailed, fit
 from eqfuse.train.main import main
 
 
 def test_seeds_are_runs_that_are_checked_before_the_first(tmp_path, monkeypatch, capsys):
-    trained, codes = [], [0, 1, 0]
+    trained, ends = [], {1: TrainingFailed("its loss is NaN")}
 
     def train(config):
         trained.append((config.run, config.seed))
-        return codes[len(trained) - 1]
+        if config.seed in ends:
+            raise ends[config.seed]
 
-    monkeypatch.setattr("eqfuse.train.main._train", train)
+    monkeypatch.setattr("eqfuse.train.main._run", train)
     seeds = ["seeds=3", "data=ethanol", f"run={tmp_path}"]
     assert main(seeds) == 1  # one failed, and the others went on
     assert trained == [(f"{tmp_path}/seed={seed}", seed) for seed in range(3)]
     trained.clear()
-    codes[1] = 130
+    ends[1] = Interrupted(2, "by Ctrl-C")
     assert main(seeds) == 130
     assert len(trained) == 2
     trained.clear()

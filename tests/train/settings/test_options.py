@@ -11,20 +11,21 @@ import yaml
 from eqfuse.data import Dataset, Shape, Structure, collate
 from eqfuse.models import MODELS
 from eqfuse.runs.errors import ConfigError
-from eqfuse.train.main import _config, main
+from eqfuse.train.main import main
 from eqfuse.train.molecule import build_potential
 from eqfuse.train.settings import options
 from eqfuse.train.settings.config import MODELS as NETWORKS
 from eqfuse.train.settings.config import PotentialSettings, known
-from eqfuse.train.settings.help import HELP, help_text, presets
 from eqfuse.train.settings.options import (
     OTHER_NAMES,
     PARAMETERS,
     PRESETS,
     SHORTHANDS,
     from_plain,
+    help_text,
+    parse_all,
+    presets,
     read_yaml,
-    seeds_of,
     to_yaml,
 )
 from eqfuse.train.sources import SETS, DataSettings, matching
@@ -36,7 +37,7 @@ MOLECULE = ["data=extxyz", "data.path=x.xyz"]
 def parse(arguments):
     """Return the configuration of a run, on ethanol where the arguments have no data."""
     has = any(a.startswith(("data", "config=", "resume=", "start_from=")) for a in arguments)
-    return _config(arguments if has else [*arguments, "data=ethanol"])
+    return options.parse(arguments if has else [*arguments, "data=ethanol"])
 
 
 @pytest.mark.parametrize("path", ["/a b/c.xyz", "a=b;c.xyz", "it's.xyz", "x(1).xyz", "ü:1.xyz"])
@@ -103,11 +104,9 @@ def test_own_settings_in_a_file(tmp_path):
 
 
 def test_seeds():
-    assert seeds_of(["layers=3", "seed=1"]) == (["layers=3", "seed=1"], None)
-    assert seeds_of(["seeds=2", "layers=3"]) == (["layers=3"], range(2))
     for wrong in ("seeds=0", "seeds=two"):
         with pytest.raises(ConfigError, match=f"{wrong} is impossible: it must be a number"):
-            seeds_of([wrong])
+            parse_all([wrong])
 
 
 NEQUIP = """
@@ -163,8 +162,7 @@ def test_presets_name_their_parameters(preset):
     shapes = jax.eval_shape(potential.init, jax.random.key(0), *arguments)
     count = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     assert count == PARAMETERS[model][name]
-    [text] = [text for m, p, text in presets() if (m, p) == (model, name)]
-    assert f" {count:,} parameters" in text
+    assert f" {count:,} parameters" in presets()[f"model={model} preset={name}"]
 
 
 def test_settings_with_dashes_are_those_without():
@@ -182,7 +180,7 @@ def test_all_unknown_names_are_answered_at_once(capsys):
         assert part in error
     assert main(["--r_max=5", "--train_file", "a.xyz", "--seed", "1"]) == 2
     error = capsys.readouterr().err
-    for part in ("here: cutoff=", "here: data=FILE", "here: seed="):
+    for part in ("here: cutoff=", "here: data=FILE"):
         assert part in error
 
 
@@ -255,7 +253,7 @@ def test_help_names_every_setting():
     text = help_text()
     for model in NETWORKS:
         for name, field in known(model).items():
-            assert field.metadata["help"] or HELP[name], name
+            assert field.metadata["help"], name
             assert f"  {name} " in text
     for choice in [f"model={name}" for name in NETWORKS] + [f"data={name}" for name in SETS]:
         assert f"  {choice} " in text
@@ -291,9 +289,9 @@ def test_a_text_is_what_was_typed(tmp_path, name):
 def test_paths_that_are_read_are_whole(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    given = ["data=extxyz", "data.path=~/a*.xyz", "data.val_path=b.xyz", "run=~/first"]
-    more = ["data.reference_energies=../c.xyz", "start_from=runs/base"]
-    config = options.parse([*given, *more])
+    given = {"data": "extxyz", "data.path": "~/a*.xyz", "data.val_path": "b.xyz", "run": "~/first"}
+    given |= {"data.reference_energies": "../c.xyz", "start_from": "runs/base"}
+    config = from_plain(given, "mine.yaml")
     data, home = config.data, f"{tmp_path}/home"
     assert (data.path, data.val_path) == (f"{home}/a*.xyz", f"{tmp_path}/b.xyz")
     assert data.reference_energies == f"{tmp_path.parent}/c.xyz"
@@ -303,6 +301,5 @@ def test_paths_that_are_read_are_whole(tmp_path, monkeypatch):
     assert average.reference_energies == average.read_reference_energies(5.0) == "average"
     typed = parse([*MOLECULE, "data.reference_energies={H: -13.6, 8: -2041}"]).data
     assert typed.read_reference_energies(5.0) == {1: -13.6, 8: -2041.0}
-    fitted = [*MOLECULE, "start_from=runs/base", "data.reference_energies=fit"]
-    fitted = options.parse(fitted)
+    fitted = from_plain(given | {"data.reference_energies": "fit"}, "mine.yaml")
     assert fitted.data.reference_energies == "fit"

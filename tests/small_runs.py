@@ -9,11 +9,10 @@ import numpy as np
 from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
 
-from eqfuse.train.datasets import load_dataset
+from eqfuse.train.datasets import load_datasets
 from eqfuse.train.main import main
 from eqfuse.train.parallel import Devices
 from eqfuse.train.settings.options import parse
-from eqfuse.train.start import Start
 from eqfuse.train.terminal import lines, report
 
 # A network that compiles in seconds.
@@ -65,8 +64,7 @@ def prepared(*settings: str, tiny=TINY):
       ConfigError, DataError: settings or data that are refused.
     """
     config = parse([*tiny, *settings])
-    start = Start.read(config)
-    dataset, _ = load_dataset(config, start)
+    dataset, _ = load_datasets(config)
     return dataset, lines(report(config, dataset, SimpleNamespace(path="RUN"), Devices()))
 
 

@@ -39,9 +39,8 @@ from eqfuse.runs import command
 from eqfuse.runs.errors import CheckpointError
 from eqfuse.runs.files import digest_of, write_whole
 from eqfuse.runs.schema import setting, word
-from eqfuse.train.datasets import load_dataset
+from eqfuse.train.datasets import load_datasets
 from eqfuse.train.settings.options import parse
-from eqfuse.train.start import Start
 
 _RIDGES = 10.0 ** np.arange(-9, 1)
 """Of the mean eigenvalue of the covariance; features in float32 resolve no smaller ones."""
@@ -157,7 +156,7 @@ def _data_of(folder: Path) -> tuple[list[Structure], list[Structure]]:
     config = parse([f"resume={folder}"])
     if config.heads:
         raise CheckpointError(f"{folder} has several heads; give train= and val= frames of one")
-    dataset, _ = load_dataset(config, Start.read(config))
+    dataset, _ = load_datasets(config)
     structures, validation = config.data.read(), config.data.read("val_path")
     validation = structures if validation is None else validation
     return [*chosen(structures, dataset.train_indices)], [*chosen(validation, dataset.val_indices)]

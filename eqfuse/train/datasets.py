@@ -35,34 +35,24 @@ def load_datasets(config: Config) -> tuple[Dataset, list[Start | None]]:
         elements = species_table(without_isolated_atoms(Joined(*parts)))
     for name, own in configs.items():
         with naming(name and f"heads.{name}"):
-            with warnings_printed():
-                start = Start.read(own, name)
-            heads[name], start = load_dataset(own, start, name, read[name], elements)
+            heads[name], start = _load_dataset(own, name, read[name], elements)
             starts.append(start)
     return (Dataset.of_heads(heads) if config.heads else heads[None]), starts
 
 
-def load_dataset(
-    config: Config,
-    start: Start | None = None,
-    head: str | None = None,
-    read: tuple | None = None,
-    elements: Sequence[int] | None = None,
+def _load_dataset(
+    config: Config, head: str | None, read: tuple, elements: Sequence[int] | None
 ) -> tuple[Dataset, Start | None]:
-    """Read the data of a run, or of a head, split and reference them; print warnings.
+    """Split and reference what `read_weighted` returned, of a run or of a head.
 
-    Args:
-      config: of the run, or of the head as if it were alone.
-      start: the network that it starts from.
-      head: its name.
-      read: what `read_weighted` returned, if it has been called.
-      elements: atomic numbers of all heads; None for those of the data.
-    Returns:
-      the dataset, and the network that it starts from, for the `elements` of the run.
+    `elements` are the atomic numbers of all heads; None for those of the data. The network that
+    it starts from is returned for the elements of the run.
     """
     settings, training = config.data, config.training
     train, val = (int(n) if n and n >= 1 else n for n in (settings.train, settings.val))
-    structures, validation = read_weighted(settings) if read is None else read
+    structures, validation = read
+    with warnings_printed():
+        start = Start.read(config, head)
     require_labels(training, settings, without_isolated_atoms(structures))
     require_charges(config, start, Joined(structures, validation or ()))
     with warnings.catch_warnings(record=True) as caught:

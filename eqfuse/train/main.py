@@ -1,16 +1,13 @@
 """The command: arguments in, exit code out."""
 
-import contextlib
 import datetime
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
 from eqfuse.runs import command
 from eqfuse.runs.errors import ConfigError
 from eqfuse.runs.files import FRAMES, require_free
-from eqfuse.runs.log import Log
-from eqfuse.runs.process import give_back, keep_freed_memory, keep_memory, keep_programs
+from eqfuse.runs.process import give_back, keep_freed_memory, keep_memory
 from eqfuse.runs.schema import written
 from eqfuse.runs.stopping import exit_code
 from eqfuse.train.settings.config import Config
@@ -95,22 +92,6 @@ def _with_frames_written(given: dict) -> dict:
 
 def _run(config: Config, callbacks: Sequence = ()) -> Path:
     # JAX takes seconds to import: --help and refused settings do not wait for it.
-    import jax
-
-    keep_programs()
-    from eqfuse import ops
-    from eqfuse.train.parallel import find_devices, matmul_precision
-
-    try:
-        devices = find_devices(config.devices)
-        ops.resolve_here(config.backend)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    precision = matmul_precision(config.precision, config.dtype, jax.devices()[0])
-    x64 = jax.enable_x64(config.dtype == "float64")
     from eqfuse.train.molecule import run
 
-    hidden = contextlib.redirect_stdout(io.StringIO())
-    printing = contextlib.nullcontext() if devices.is_main else hidden
-    with x64, jax.default_matmul_precision(precision), printing, Log() as log:
-        return run(config, devices, callbacks, log)
+    return run(config, callbacks)

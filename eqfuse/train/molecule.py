@@ -1,12 +1,14 @@
 """A run on molecules and crystals: read the data, report, train on energies and forces."""
 
 import contextlib
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
+import jax
 import numpy as np
 
-from eqfuse import data, models
+from eqfuse import data, models, ops
 from eqfuse.data import Batcher, Dataset
 from eqfuse.models.ewald import LatentEwald
 from eqfuse.models.heads import stack_heads
@@ -16,9 +18,10 @@ from eqfuse.runs.checkpoint import Checkpoints
 from eqfuse.runs.errors import ConfigError
 from eqfuse.runs.files import RunFolder, require_free
 from eqfuse.runs.log import Log, machine, say
+from eqfuse.runs.process import keep_programs
 from eqfuse.train.datasets import load_datasets
 from eqfuse.train.loop import Fit
-from eqfuse.train.parallel import Devices
+from eqfuse.train.parallel import Devices, find_devices, matmul_precision
 from eqfuse.train.results import Callback, write_results
 from eqfuse.train.schedule import Limits
 from eqfuse.train.settings.config import PAST, Config, PotentialSettings
@@ -171,18 +174,28 @@ class _Prepared:
         return errors
 
 
-def run(config: Config, devices: Devices, callbacks: Sequence[Callback], log: Log) -> Path:
-    """Train a potential; print as it goes; return the folder of the run.
+def run(config: Config, callbacks: Sequence[Callback] = ()) -> Path:
+    """Train a potential, call callbacks and print as it goes; return the folder of the run.
 
-    Args:
-      config: of the run.
-      devices: which share every batch.
-      callbacks: called as it goes.
-      log: keeps what is printed.
     Raises:
       data.DataError, ConfigError, TrainingFailed, Interrupted: see `exit_code`; the last good
         checkpoint stays.
     """
+    keep_programs()
+    try:
+        devices = find_devices(config.devices)
+        ops.resolve_here(config.backend)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    precision = matmul_precision(config.precision, config.dtype, jax.devices()[0])
+    precision = jax.default_matmul_precision(precision)
+    hidden = contextlib.redirect_stdout(io.StringIO())
+    printing = contextlib.nullcontext() if devices.is_main else hidden
+    with jax.enable_x64(config.dtype == "float64"), precision, printing, Log() as log:
+        return _train(config, devices, callbacks, log)
+
+
+def _train(config: Config, devices: Devices, callbacks: Sequence[Callback], log: Log) -> Path:
     name, writes = f"{config.model.name}_{config.data.name}", devices.is_main
     callbacks = callbacks if writes else []
     with devices.together():

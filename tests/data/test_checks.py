@@ -21,7 +21,7 @@ from eqfuse.data.checks import find_problems, undetermined_references, unread_la
 from eqfuse.data.checks_of_labels import energy_differences, springs
 from eqfuse.data.copies import kept_together
 from eqfuse.data.store import StoredStructures, write_frames
-from eqfuse.train.datasets import load_dataset
+from eqfuse.train.datasets import load_datasets
 from eqfuse.train.main import main
 from eqfuse.train.settings.options import parse
 from tests.small_runs import TINY
@@ -273,7 +273,7 @@ def test_problems_are_warnings_or_refused(water, tmp_path, capsys):
     seen = {}
     for check in ("warn", "off"):
         config = parse([*settings, f"data.check={check}"])
-        load_dataset(config)
+        load_datasets(config)
         seen[check] = capsys.readouterr().err
     assert f"warning: forces are exactly zero in 1 of 20 frames ({tmp_path}" in seen["warn"]
     assert seen["off"] == ""

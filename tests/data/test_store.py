@@ -16,7 +16,7 @@ from eqfuse.data.lazy import chosen
 from eqfuse.data.samples import prepare_samples
 from eqfuse.data.store import StoredSamples, samples_of, store_structures, write_lists
 from eqfuse.data.structures import weighted_by_type
-from eqfuse.train.datasets import load_dataset
+from eqfuse.train.datasets import load_datasets
 from eqfuse.train.settings.options import parse
 from tests.small_runs import TINY, labelled
 
@@ -215,7 +215,7 @@ def test_the_data_of_a_run_are_the_same_with_frames_on_disk(copper, tmp_path, mo
     sets = {}
     for where in ("on", "off"):
         config = parse([f"data={copper}", *TINY, "cutoff=3", f"data.store={where}"])
-        sets[where], _ = load_dataset(config)
+        sets[where], _ = load_datasets(config)
     assert isinstance(sets["on"].train, StoredSamples)
     for name in ("train", "val"):
         assert_all_same(*(getattr(s, name) for s in sets.values()))

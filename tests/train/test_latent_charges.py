@@ -13,7 +13,7 @@ from eqfuse.data import Batcher, Keys, read_structures
 from eqfuse.data.samples import prepare_samples
 from eqfuse.models import predict
 from eqfuse.train import load_run
-from eqfuse.train.datasets import load_dataset
+from eqfuse.train.datasets import load_datasets
 from eqfuse.train.main import main
 from eqfuse.train.settings.options import parse
 from tests.small_runs import TINY, refused, rows_of
@@ -119,4 +119,4 @@ def test_slab_in_the_data_is_refused(ions, tmp_path):
     ase.io.write(path, frames, format="extxyz")
     config = parse(["model=nequip", f"data={path}", *TINY, *LES])
     with pytest.raises(eqfuse.data.DataError, match=r"frame 5: latent charges are summed over all"):
-        load_dataset(config)
+        load_datasets(config)

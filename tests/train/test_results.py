@@ -12,12 +12,10 @@ from eqfuse import __version__
 from eqfuse.data import Dataset, read_structures
 from eqfuse.inference.evaluate import main as evaluate
 from eqfuse.runs.errors import TrainingFailed
-from eqfuse.runs.log import Log
 from eqfuse.train import terminal
 from eqfuse.train.loop import Fit
 from eqfuse.train.main import main
 from eqfuse.train.molecule import run
-from eqfuse.train.parallel import Devices
 from eqfuse.train.results import Callback
 from eqfuse.train.settings.options import parse
 from eqfuse.train.sources import DataSettings
@@ -53,8 +51,7 @@ def ended(tmp_path_factory, water):
     ase.io.write(folder / "test.xyz", frames, format="extxyz")
     data, recorder = [f"data={water}", f"data.test={folder}/test.xyz"], Recorder()
     config = parse([*TINY, *data, "epochs=3", "lr=0.02", f"run={folder / 'run'}"])
-    with Log() as log:
-        run(config, Devices(), [recorder], log)
+    run(config, [recorder])
     return folder / "run", folder / "test.xyz", recorder
 
 

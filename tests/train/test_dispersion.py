@@ -17,7 +17,7 @@ from eqfuse.runs.errors import ConfigError
 from eqfuse.train import load_run
 from eqfuse.train.dispersion import Dispersion
 from eqfuse.train.sources import DataSettings
-from tests.small_runs import TINY, refused, train_on_copper
+from tests.small_runs import refused, train_on_copper
 
 pytest.importorskip("dftd3")
 D3 = "data.dispersion=d3(bj)"
@@ -158,11 +158,3 @@ def test_a_run_that_starts_from_it_has_it(runs, copper, added, capsys):
     )
     given = [f"data={added}", *start, "data.dispersion=d3(bj,pbe)", f"run={added.parent / 'on'}"]
     assert cli.main(["train", *given]) == 0
-
-
-def test_dispersion_that_is_impossible_is_refused(copper, capsys):
-    for settings, message in (
-        (["data.dispersion=d4"], "dispersion=d4 is impossible: it must be d3"),
-        ([D3, "data.store=on"], "data.store=on is impossible"),
-    ):
-        assert message in refused([f"data={copper}", *TINY, "cutoff=3.6", *settings], capsys)

@@ -98,20 +98,6 @@ def test_start_from_needs_the_same_charges(trained, ions, capsys):
     assert "the network of start_from= reads total charges; give data.charge_key=q" in text
 
 
-def test_settings_without_charges_are_refused(ions, capsys):
-    usual = ["model=nequip", f"data={ions}", *TINY]
-    text = refused([*usual, "model.les_sigma=2"], capsys)
-    assert "model.les_sigma=2.0" in text
-    assert "left out without model.long_range=les" in text
-    text = refused([*usual, "data.charge_key=q"], capsys)
-    assert "no other network reads charges" in text
-    text = refused([*usual, *LES, "model.les_charges=2", "data.charge_key=q"], capsys)
-    assert "1 with data.charge_key" in text
-    text = refused([*usual, *LES, "data.charge_key=other"], capsys)
-    assert "frame 0" in text
-    assert "'other'" in text
-
-
 def test_slab_in_the_data_is_refused(ions, tmp_path):
     frames = ase.io.read(ions, ":")
     frames[5].pbc = [True, True, False]

@@ -17,6 +17,7 @@ from tests.small_runs import TINY, refused
 
 LONG = 300 * "x"
 WATER, COPPER = ["data=water.xyz"], ["data=copper.xyz"]
+CHARGED = [*WATER, "model.long_range=les", "data.charge_key=q"]
 NO_VAL = ["data.val=0.1"]  # which may be beside data.val_path
 NO_GPU = pytest.mark.skipif(has_gpu(), reason="it runs here")
 IMPOSSIBLE = [
@@ -49,6 +50,48 @@ IMPOSSIBLE = [
     ([*WATER, "devices=0"], "a number of devices"),
     ([*WATER, "devices=distributed"], "JAX_COORDINATOR_ADDRESS"),
     (["resume="], "resume= is impossible: it must be the folder of a run"),
+    (["layer=3"], "layer is not a setting of this run; nearest: layers"),
+    (["--layer=3"], "layer is not a setting of this run; nearest: layers"),
+    (["-l=3"], "-l=3 is not a setting; write it as name=value"),
+    (["foo"], "foo is not a setting; write it as name=value"),
+    (["zzzz=1"], "zzzz is not a setting of this run; --help"),
+    (["model=neqip"], "model=neqip is unknown; nearest: nequip"),
+    (["model=tetris"], "model=tetris is unknown; choose from: allegro, mace, nequip"),
+    (["preset=larg", *WATER], "preset=larg is unknown for model=nequip; nearest: .*large"),
+    (["data=extxyz"], "data.path=null is impossible: .* data=extxyz data.path=FILE"),
+    (["data=rmd17"], "data=rmd17 is unknown; .* ethanol, extxyz, lif"),
+    (["data=lif", "data.path=x"], "data.path=.* left out with data=lif"),
+    (["data.path=x.xyz"], "data= is missing: give a file, such as data=FILE"),
+    (["start_from=x"], "data= is missing"),
+    (["resume=x", "layers=3"], "layers cannot be given with resume=.* start_from=x trains"),
+    (["resume=x", "data=a.xyz"], "^error: data cannot be given with resume="),
+    (["seeds=0", *WATER], "seeds=0 is impossible: it must be a number of runs"),
+    (["seeds=two", *WATER], "seeds=two is impossible: it must be a number of runs"),
+    (["seeds=2", "resume=x"], "resume= goes on with one run; leave seeds= out"),
+    (["layers=-1", *WATER], "model.layers=-1 is impossible: .* greater than zero"),
+    (["lr=nan", *WATER], "training.lr=nan is impossible"),
+    (["lr=1e-6", *WATER], "training.min_lr=1e-05 is impossible: .* at most lr=1e-06"),
+    (["seed=4294967296", *WATER], "seed=4294967296 is impossible: .* less than 2.32"),
+    (["training.optimizer=sgd", *WATER], "training.optimizer=sgd is unknown; .*adam"),
+    (["data.val=-0.5", *WATER], "data.val=-0.5 is impossible"),
+    (["training.forces_weight=0", "training.energy_weight=0", *WATER], "_weight=0.0 is impossible"),
+    (["training=extxyz", *WATER], "training follows from data="),
+    (["training.weight_decay=0.1", "training.optimizer=adam", *WATER], "only muon and adamw"),
+    (["data.reference_energies={H: x}", *WATER], "{H: x} is impossible: .* in eV by element"),
+    (
+        ["start_from=x", "data.reference_energies=average", *WATER],
+        "reference_energies=average is .* a file of free atoms, their energies, or fit",
+    ),
+    (["training.second_stage=1", *WATER], "second_stage=1.0 is impossible: .* between 0 and 1"),
+    (["model.parity=maybe", *WATER], "model.parity=maybe is impossible: it must be true or false"),
+    (["elements=data", *WATER], "elements=data is impossible: .* without start_from="),
+    (["data.dispersion=d4", *WATER], r"dispersion=d4 is impossible: it must be d3\(DAMPING\)"),
+    (["data.dispersion=d3(bj)", "data.store=on", *WATER], "data.store=on is impossible"),
+    (["model.les_sigma=2", *WATER], "les_sigma=2.0 .* left out without model.long_range=les"),
+    (["data.charge_key=q", *WATER], "charge_key=q .* no other network reads charges"),
+    ([*CHARGED, "model.les_charges=2"], "model.les_charges=2 .* 1 with data.charge_key"),
+    (CHARGED, "water.xyz, frame 0: .*'q'"),
+    (["model=mace", "model.distance_transform=agnes", *WATER], "=agnes is .*nearest: agnesi"),
     *(
         (settings, f"{LONG}.*File name too long")
         for settings in (

@@ -23,7 +23,6 @@ from eqfuse.train.settings.options import (
     SHORTHANDS,
     from_plain,
     help_text,
-    parse_all,
     presets,
     read_yaml,
     to_yaml,
@@ -101,12 +100,6 @@ def test_own_settings_in_a_file(tmp_path):
         parse([f"config={file}"])
     with pytest.raises(ConfigError, match="No such file"):
         parse([f"config={tmp_path}/none.yaml"])
-
-
-def test_seeds():
-    for wrong in ("seeds=0", "seeds=two"):
-        with pytest.raises(ConfigError, match=f"{wrong} is impossible: it must be a number"):
-            parse_all([wrong])
 
 
 NEQUIP = """
@@ -200,53 +193,6 @@ def test_settings_beside_a_preset_win_over_it():
     files = ["data=extxyz", "data.path=a.xyz", "data.val_path=b.xyz"]  # no part of the first
     config = parse(["model=mace", "preset=3bpa", *files])
     assert (config.data.val, config.training.energy_weight) == (DataSettings.val, 0.729)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "parts"),
-    [
-        (["layer=3"], ["layer ", "nearest", "layers"]),
-        (["zzzz=1"], ["zzzz", "--help"]),
-        (["model=neqip"], ["neqip", "nequip"]),
-        (["preset=larg"], ["preset=larg", "model=nequip", "large"]),
-        (["data=extxyz"], ["data.path", "data=extxyz data.path=FILE"]),
-        (["data=rmd17"], ["data=rmd17 is unknown", "ethanol, extxyz, lif"]),
-        (["data=lif", "data.path=x"], ["data.path=", "left out with data=lif"]),
-        (["data.path=x.xyz"], ["data= is missing", "data=FILE"]),
-        (["model=tetris", *MOLECULE], ["model=tetris is unknown", "nequip"]),
-        (["resume=x", "layers=3"], ["layers cannot be given with resume=", "start_from=x trains"]),
-        (["start_from=x"], ["data= is missing"]),
-        (["layers=-1"], ["model.layers=-1", "greater than zero"]),
-        (["lr=nan"], ["training.lr=nan"]),
-        (["lr=1e-6", *MOLECULE], ["training.min_lr=1e-05", "at most lr=1e-06"]),
-        (["seed=4294967296"], ["seed=4294967296", "less than 2^32"]),
-        (["training.optimizer=sgd", *MOLECULE], ["sgd", "adam"]),
-        (["data.val=-0.5", *MOLECULE], ["data.val=-0.5"]),
-        (["training.forces_weight=0", "training.energy_weight=0", *MOLECULE], ["_weight"]),
-        (["training=extxyz"], ["training follows"]),
-        (["training.weight_decay=0.1", "training.optimizer=adam", *MOLECULE], ["muon and adamw"]),
-        (["data.reference_energies={H: x}", *MOLECULE], ["{H: x}", "energies in eV by element"]),
-        (
-            ["data.reference_energies=average", "start_from=x", *MOLECULE],
-            ["reference_energies=average", "a file of free atoms, their energies, or fit"],
-        ),
-        (["training.second_stage=1", *MOLECULE], ["second_stage=1", "between 0 and 1"]),
-        (["foo"], ["foo", "name=value"]),
-        (["--layer=3"], ["layer is not a setting", "nearest: layers"]),
-        (["-l=3"], ["-l=3 is not a setting", "name=value"]),
-        (["model.parity=maybe"], ["model.parity=maybe", "true or false"]),
-        (["model=mace", "model.distance_transform=agnes", *MOLECULE], ["nearest: agnesi"]),
-        (["elements=data", *MOLECULE], ["elements=data", "start_from="]),
-    ],
-    ids=lambda value: " ".join(value),
-)
-def test_wrong_settings_are_refused_in_one_line(arguments, parts):
-    with pytest.raises(ConfigError) as info:
-        parse(arguments)
-    message = str(info.value)
-    assert "\n" not in message
-    for part in parts:
-        assert part in message, message
 
 
 def test_help_names_every_setting():

@@ -9,10 +9,10 @@ import numpy as np
 from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
 
+from eqfuse.train.arguments import parse
 from eqfuse.train.datasets import load_datasets
 from eqfuse.train.main import main
 from eqfuse.train.parallel import Devices
-from eqfuse.train.settings.options import parse
 from eqfuse.train.terminal import lines, report
 
 # A network that compiles in seconds.

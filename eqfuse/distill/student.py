@@ -22,8 +22,8 @@ from eqfuse.inference import uncertainty
 from eqfuse.inference.network import UNCERTAINTY
 from eqfuse.runs.files import has_checkpoint
 from eqfuse.runs.log import say, warn
+from eqfuse.train.arguments import parse
 from eqfuse.train.main import fit
-from eqfuse.train.settings.options import parse
 
 LADDER = (
     "lmax=2 channels=32 layers=3 cutoff=5",

@@ -39,8 +39,8 @@ from eqfuse.runs import command
 from eqfuse.runs.errors import CheckpointError
 from eqfuse.runs.files import digest_of, write_whole
 from eqfuse.runs.schema import setting, word
+from eqfuse.train.arguments import parse
 from eqfuse.train.datasets import load_datasets
-from eqfuse.train.settings.options import parse
 
 _RIDGES = 10.0 ** np.arange(-9, 1)
 """Of the mean eigenvalue of the covariance; features in float32 resolve no smaller ones."""

@@ -10,8 +10,9 @@ from eqfuse.runs.files import FRAMES, require_free
 from eqfuse.runs.process import give_back, keep_freed_memory, keep_memory
 from eqfuse.runs.schema import written
 from eqfuse.runs.stopping import exit_code
+from eqfuse.train.arguments import parse, parse_all
 from eqfuse.train.settings.config import Config
-from eqfuse.train.settings.options import help_text, parse, parse_all, presets, to_yaml
+from eqfuse.train.settings.options import help_text, presets, to_yaml
 
 
 def main(arguments: list[str]) -> int:

@@ -21,11 +21,12 @@ from eqfuse.runs.checkpoint import metadata_of, module_of, read_checkpoint
 from eqfuse.runs.errors import CheckpointError, ConfigError
 from eqfuse.runs.files import FILES, RunFolder, has_checkpoint, read_file
 from eqfuse.runs.log import say
+from eqfuse.train.arguments import CHANGEABLE, LENGTHS
 from eqfuse.train.dispersion import Dispersion
 from eqfuse.train.metrics import predictions
 from eqfuse.train.schedule import Limits
 from eqfuse.train.settings.config import Config
-from eqfuse.train.settings.options import CHANGEABLE, LENGTHS, flat
+from eqfuse.train.settings.options import flat
 from eqfuse.train.sources import FIT
 
 REFERENCE_TOLERANCE = 1e-3

@@ -13,7 +13,7 @@ import eqfuse
 from eqfuse.cli import main as cli
 from eqfuse.convert.command import main
 from eqfuse.runs.errors import CheckpointError
-from eqfuse.train.settings.options import parse
+from eqfuse.train.arguments import parse
 from scripts.network_goldens import example_structures, to_arrays
 from tests.convert.conftest import from_arrays
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from eqfuse.runs.checkpoint import read_checkpoint
+from eqfuse.train.arguments import TUNING_LR, parse
 from eqfuse.train.main import main
-from eqfuse.train.settings.options import TUNING_LR, parse
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from eqfuse.convert.names import resolved
 from eqfuse.convert.registry import published
 from eqfuse.runs.checkpoint import read_metadata
 from eqfuse.runs.errors import CheckpointError
-from eqfuse.train.settings.options import parse
+from eqfuse.train.arguments import parse
 from eqfuse.train.start import Start
 
 

@@ -17,11 +17,11 @@ from eqfuse.data import DataError, read_structures
 from eqfuse.runs.checkpoint import read_checkpoint
 from eqfuse.runs.errors import CheckpointError
 from eqfuse.runs.files import encode, read_file, require_free
+from eqfuse.train.arguments import parse
 from eqfuse.train.flat import Flat
 from eqfuse.train.main import main
 from eqfuse.train.metrics import Loss
 from eqfuse.train.replay import farthest, structures_of, write_frames
-from eqfuse.train.settings.options import parse
 from eqfuse.train.start import Start
 from eqfuse.train.tuning import FILE, Tuning, held
 

@@ -21,9 +21,9 @@ from eqfuse.data.checks import find_problems, undetermined_references, unread_la
 from eqfuse.data.checks_of_labels import energy_differences, springs
 from eqfuse.data.copies import kept_together
 from eqfuse.data.store import StoredStructures, write_frames
+from eqfuse.train.arguments import parse
 from eqfuse.train.datasets import load_datasets
 from eqfuse.train.main import main
-from eqfuse.train.settings.options import parse
 from tests.small_runs import TINY
 
 CUTOFF = 4.0

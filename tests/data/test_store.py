@@ -16,8 +16,8 @@ from eqfuse.data.lazy import chosen
 from eqfuse.data.samples import prepare_samples
 from eqfuse.data.store import StoredSamples, samples_of, store_structures, write_lists
 from eqfuse.data.structures import weighted_by_type
+from eqfuse.train.arguments import parse
 from eqfuse.train.datasets import load_datasets
-from eqfuse.train.settings.options import parse
 from tests.small_runs import TINY, labelled
 
 

@@ -13,9 +13,9 @@ from eqfuse.data.error_table import UNITS
 from eqfuse.data.structures import Weights
 from eqfuse.models import Prediction
 from eqfuse.runs.errors import ConfigError
+from eqfuse.train.arguments import parse
 from eqfuse.train.main import main
 from eqfuse.train.metrics import Errors, Loss, error_sums
-from eqfuse.train.settings.options import parse
 from tests.small_runs import TINY, prepared, rows_of
 
 LOSS = Loss(energy=2.0, forces=3.0, stress=5.0, force_scale=0.5)

@@ -13,9 +13,9 @@ from eqfuse.data import Batcher, Keys, read_structures
 from eqfuse.data.samples import prepare_samples
 from eqfuse.models import predict
 from eqfuse.train import load_run
+from eqfuse.train.arguments import parse
 from eqfuse.train.datasets import load_datasets
 from eqfuse.train.main import main
-from eqfuse.train.settings.options import parse
 from tests.small_runs import TINY, refused, rows_of
 
 LES = ["model.long_range=les", "model.les_sigma=1.2"]

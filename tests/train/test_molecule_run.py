@@ -12,10 +12,10 @@ from eqfuse.data.dataset import split_indices
 from eqfuse.models import ZBL
 from eqfuse.runs.errors import ConfigError
 from eqfuse.train import load_run
+from eqfuse.train.arguments import parse
 from eqfuse.train.main import fit, main
 from eqfuse.train.molecule import build_potential
 from eqfuse.train.schedule import Limits
-from eqfuse.train.settings.options import parse
 from tests.child import run_python
 from tests.data.test_checks_of_stress import frames_of
 from tests.ops import tiers

@@ -13,11 +13,11 @@ from eqfuse.data import Dataset, read_structures
 from eqfuse.inference.evaluate import main as evaluate
 from eqfuse.runs.errors import TrainingFailed
 from eqfuse.train import terminal
+from eqfuse.train.arguments import parse
 from eqfuse.train.loop import Fit
 from eqfuse.train.main import main
 from eqfuse.train.molecule import run
 from eqfuse.train.results import Callback
-from eqfuse.train.settings.options import parse
 from eqfuse.train.sources import DataSettings
 from tests.small_runs import TINY, prepared, rows_of
 

@@ -11,8 +11,8 @@ import pytest
 from eqfuse.convert import convert_mace
 from eqfuse.runs.checkpoint import read_checkpoint
 from eqfuse.runs.errors import ConfigError
+from eqfuse.train.arguments import parse
 from eqfuse.train.main import main
-from eqfuse.train.settings.options import parse
 from eqfuse.train.start import Start, of_elements
 from tests.convert.conftest import GOLDENS, unpacked
 from tests.small_runs import TINY, prepared, refused, write_displaced

@@ -10,8 +10,9 @@ from eqfuse.ops._backend import has_gpu
 from eqfuse.runs.checkpoint import Checkpoints, read_checkpoint
 from eqfuse.runs.files import RunFolder
 from eqfuse.train import read_metadata
+from eqfuse.train.arguments import parse
 from eqfuse.train.main import main
-from eqfuse.train.settings.options import parse, to_yaml
+from eqfuse.train.settings.options import to_yaml
 from eqfuse.train.step import Compiled
 from tests.small_runs import TINY, refused
 

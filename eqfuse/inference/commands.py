@@ -26,9 +26,9 @@ from eqfuse.ops.info import info
 from eqfuse.runs import command
 from eqfuse.runs.errors import ConfigError
 from eqfuse.runs.files import whole
+from eqfuse.runs.log import warnings_printed
 from eqfuse.runs.schema import BACKEND, DISPERSION, POSITIVE, TYPES, setting, word
 from eqfuse.train import load_run
-from eqfuse.train.terminal import warnings_printed
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -1,11 +1,13 @@
 """What a run prints, and keeps in `log.txt` of its folder, after machine and versions."""
 
+import contextlib
 import datetime
 import importlib.metadata
 import logging
 import os
 import platform
 import sys
+import warnings
 from pathlib import Path
 
 from eqfuse import __version__
@@ -46,6 +48,18 @@ def say(text: str):
 def warn(text):
     """Print a warning as one line, which the report of a run has too."""
     LOGGER.warning("%s", printable(text))
+
+
+@contextlib.contextmanager
+def warnings_printed():
+    """Return a context whose warnings are printed as lines when it ends, each once."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        try:
+            yield
+        finally:
+            for text in dict.fromkeys(str(warning.message) for warning in caught):
+                warn(text)
 
 
 class Log(logging.Handler):

@@ -11,13 +11,12 @@ from eqfuse.data.samples import species_table
 from eqfuse.data.structures import DEFAULT_TYPE, count_labelled, weighted_by_type
 from eqfuse.models.ewald import NO_SLABS
 from eqfuse.runs.errors import ConfigError, naming
-from eqfuse.runs.log import warn
+from eqfuse.runs.log import warn, warnings_printed
 from eqfuse.runs.schema import require
 from eqfuse.train.schedule import MoleculeTraining
 from eqfuse.train.settings.config import Config
 from eqfuse.train.sources import DataSettings
 from eqfuse.train.start import Start, kept_references
-from eqfuse.train.terminal import warnings_printed
 
 
 def load_datasets(config: Config) -> tuple[Dataset, list[Start | None]]:

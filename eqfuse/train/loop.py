@@ -58,7 +58,7 @@ class Fit:
         self._train, self._val = batchers
         self._settings, self._compiled = config.training, compiled
         lengths = config.steps, config.epochs, config.max_minutes
-        self._limits = Limits(len(self._train), *lengths)
+        self.limits = Limits(len(self._train), *lengths)
         self._folder, self._checkpoints = folder, checkpoints
         self._devices, self._callbacks = devices, callbacks
         self._first_epoch = 0 if pretrained else 1
@@ -75,7 +75,7 @@ class Fit:
             state, at = resume[0], Position(**resume[1])
             self._learning_rate = LearningRate(self._settings, **at.learning_rate)
         state = self._devices.replicated(state)
-        self._limits.start(at.elapsed)
+        self.limits.start(at.elapsed)
         if resume is None:
             self._keep(state, at)
         with StopRequest() as stop:
@@ -97,10 +97,10 @@ class Fit:
                     self._folder.forget_after(step - at.unvalidated if at.epoch else -1)
             if due:
                 at = self._validate(state, at, [], progress)
-            elif resumed and step >= self._limits.steps:
+            elif resumed and step >= self.limits.steps:
                 progress.log(
                     f"the run has done {step} steps, {at.epoch - 1} epochs, and was asked for "
-                    f"{self._limits.steps} steps; more epochs= or steps= make it longer"
+                    f"{self.limits.steps} steps; more epochs= or steps= make it longer"
                 )
             while (reason := self._reason_to_stop(int(state.step))) is None:
                 progress.start_epoch(at.epoch, at.batch)
@@ -115,7 +115,7 @@ class Fit:
                     at = dataclasses.replace(at, epoch=at.epoch + 1, batch=0)
                 self._signal(stop)
             progress.log(
-                f"{reason} after {duration(self._limits.elapsed)}; results in {self._folder.path}"
+                f"{reason} after {duration(self.limits.elapsed)}; results in {self._folder.path}"
             )
         return state
 
@@ -128,12 +128,12 @@ class Fit:
         return ends and at.unvalidated > 0
 
     def _step_arguments(self, step: int, at: Position) -> tuple:
-        rate = self._learning_rate(step, self._limits.fraction(step))
+        rate = self._learning_rate(step, self.limits.fraction(step))
         decay = average_decay(self._settings.ema_decay, step, at.second_since)
         return rate, decay, self._compiled.device_losses[at.second_since is not None]
 
     def _warn_of_rise(self, step: int, at: Position):
-        fractions = at.fraction, self._limits.fraction(step)
+        fractions = at.fraction, self.limits.fraction(step)
         before, now = (self._learning_rate(step, fraction) for fraction in fractions)
         goes_back = self._settings.schedule == "wsd"
         if now - before > 0.05 * self._settings.lr and not goes_back and self._devices.is_main:
@@ -159,13 +159,13 @@ class Fit:
             start = time.monotonic()
             jax.block_until_ready(self._compiled.errors(state.average, batch))
         seconds = len(self._val) * (time.monotonic() - start)
-        self._limits.reserve(self._devices.agreed(seconds, None)[0])
-        self._limits.start(at.elapsed)
+        self.limits.reserve(self._devices.agreed(seconds, None)[0])
+        self.limits.start(at.elapsed)
 
     def _signal(self, stop: StopRequest) -> int | None:
         """Set the time, and return the signal that ends the run; the same in all processes."""
-        clock = self._limits.clock()
-        self._limits.elapsed, signum = self._devices.agreed(clock, stop.signum)
+        clock = self.limits.clock()
+        self.limits.elapsed, signum = self._devices.agreed(clock, stop.signum)
         return signum
 
     def _interrupted(self, signum: int, state: TrainState, at: Position):
@@ -179,8 +179,8 @@ class Fit:
         )
 
     def _keep(self, state: TrainState, at: Position, validation=None, name: str = "last"):
-        at.fraction = self._limits.fraction(int(state.step))
-        at.elapsed, at.learning_rate = self._limits.elapsed, self._learning_rate.to_plain()
+        at.fraction = self.limits.fraction(int(state.step))
+        at.elapsed, at.learning_rate = self.limits.elapsed, self._learning_rate.to_plain()
         plain = {"epoch": at.epoch if at.batch else max(0, at.epoch - 1)}
         plain |= {} if validation is None else {"validation": validation}
         plain["position"] = dataclasses.asdict(at)
@@ -194,7 +194,7 @@ class Fit:
 
         Moves `at`. Returns the state and the time of each step that compiled nothing, s.
         """
-        limits, errors, times, step = self._limits, Errors(at.error_sums), [], int(state.step)
+        limits, errors, times, step = self.limits, Errors(at.error_sums), [], int(state.step)
         settings = self._settings
         for batch in self._batches(self._train, at.epoch, shuffle=True, start=at.batch):
             if self._signal(stop) or (fraction := limits.fraction(step)) >= 1.0:
@@ -244,7 +244,7 @@ class Fit:
 
     def _validate(self, state, at: Position, times, progress) -> Position:
         """Validate, write metrics and checkpoints, print; return the position after it."""
-        limits, validation, start = self._limits, Errors(), time.monotonic()
+        limits, validation, start = self.limits, Errors(), time.monotonic()
         for number, batch in enumerate(self._batches(self._val, shuffle=False)):
             validation.add(self._compiled.errors(state.average, batch))
             progress.heartbeat(f"validation, batch {number + 1} of {len(self._val)}")
@@ -284,8 +284,8 @@ class Fit:
         return after
 
     def _reason_to_stop(self, step: int) -> str | None:
-        if step >= self._limits.steps:
+        if step >= self.limits.steps:
             return "all steps done"
-        if self._limits.time_is_up:
+        if self.limits.time_is_up:
             return "time is up"
         return self._learning_rate.reason_to_stop

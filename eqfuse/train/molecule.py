@@ -17,18 +17,17 @@ from eqfuse.models.radial_table import choose
 from eqfuse.runs.checkpoint import Checkpoints
 from eqfuse.runs.errors import ConfigError
 from eqfuse.runs.files import RunFolder, require_free
-from eqfuse.runs.log import Log, machine, say
+from eqfuse.runs.log import Log, machine, say, warnings_printed
 from eqfuse.runs.process import keep_programs
 from eqfuse.train.datasets import load_datasets
 from eqfuse.train.loop import Fit
 from eqfuse.train.parallel import Devices, find_devices, matmul_precision
 from eqfuse.train.results import Callback, write_results
-from eqfuse.train.schedule import Limits
 from eqfuse.train.settings.config import PAST, Config, PotentialSettings
 from eqfuse.train.settings.options import to_yaml
 from eqfuse.train.start import interrupted_run, run_metadata
-from eqfuse.train.step import Compiled, init_state, initial_parameters
-from eqfuse.train.terminal import lines, parameters, report, warnings_printed
+from eqfuse.train.step import Compiled, initial_parameters
+from eqfuse.train.terminal import lines, parameters, report
 from eqfuse.train.tuning import Tuning, training_of
 
 
@@ -139,17 +138,6 @@ class _Prepared:
             metadata["radial"] = "table"
         return metadata
 
-    def interrupted(self, metadata: dict, folder: RunFolder) -> tuple | None:
-        """Return state and position of the run in the folder; None if it is to begin."""
-        config, (layout, optimizer) = self.config, self.training
-        if config.resume is None:
-            return None
-        with self.devices.together(), warnings_printed():
-            like = init_state(self.params, optimizer, layout)
-            lengths = config.steps, config.epochs, config.max_minutes
-            limits = Limits(len(self.batchers[0]), *lengths)
-            return interrupted_run(config, like, metadata, folder, limits, self.devices.is_main)
-
     def report(self, folder: RunFolder) -> dict[str, str]:
         """Print what there is to say before the training, and return it by title."""
         facts = report(self.config, self.dataset, folder, self.devices)
@@ -210,14 +198,18 @@ def _train(config: Config, devices: Devices, callbacks: Sequence[Callback], log:
                 ready.tuning.keep(folder)
             log.begin(folder.path, new=config.resume is None)
         metadata = ready.metadata() | {"warnings": log.warnings}
-        resume = ready.interrupted(metadata, folder)
-        facts = ready.report(folder)
         seconds = config.training.checkpoint_seconds
         checkpoints = Checkpoints(folder.checkpoints, metadata, seconds, writes=writes)
         of_data = ready.potential, ready.dataset.force_rms, ready.params
         compiled = Compiled(config, *of_data, ready.training, devices)
         known = {"pretrained": ready.starts[0] is not None, "callbacks": callbacks}
         fit = Fit(config, compiled, ready.batchers, folder, checkpoints, devices, **known)
+        resume = None
+        if config.resume is not None:
+            with devices.together(), warnings_printed():
+                at = metadata, folder, fit.limits, writes
+                resume = interrupted_run(config, compiled.initial(), *at)
+        facts = ready.report(folder)
         for callback in callbacks:
             callback.on_start(folder.path, metadata["config"])
         error = None

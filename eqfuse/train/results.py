@@ -145,8 +145,8 @@ def errors_text(title: str, rows: list[dict]) -> str:
 def error_lines(rows: list[dict]) -> tuple[str, list[str]]:
     """Return the units of the errors of some rows, and the lines of their table in a terminal."""
     heads, rows = _cells(rows)
-    units = "E in meV/atom, F in meV/Å" + (", S in meV/Å^3" if "S MAE" in heads else "")
-    units += ", H in meV/Å^2" if "H MAE" in heads else ""
+    shown = [(letter, unit) for letter, unit, _ in QUANTITIES.values() if f"{letter} MAE" in heads]
+    units = ", ".join(f"{letter} in {unit}" for letter, unit in shown)
     named, lines = heads.index("frames"), []
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)][:named]
     for row in [heads, *rows]:

@@ -1,12 +1,10 @@
 """The output of a run: a report before it compiles anything, a line per epoch, and a bar."""
 
-import contextlib
 import importlib.util
 import math
 import re
 import textwrap
 import time
-import warnings
 from collections.abc import Sequence
 
 import jax
@@ -20,7 +18,7 @@ from eqfuse.data.error_table import UNITS
 from eqfuse.data.readers.rmd17 import units_named
 from eqfuse.data.structures import TRAINED, counted
 from eqfuse.runs.files import RunFolder
-from eqfuse.runs.log import printable, say, warn
+from eqfuse.runs.log import printable, say
 from eqfuse.train.parallel import Devices
 from eqfuse.train.settings.config import Config
 from eqfuse.train.sources import AVERAGE, FIT, matching
@@ -161,18 +159,6 @@ def duration(seconds: float) -> str:
     if seconds >= 3600:
         return f"{seconds // 3600}h {seconds % 3600 // 60:02d}m"
     return f"{seconds // 60}m {seconds % 60:02d}s" if seconds >= 60 else f"{seconds}s"
-
-
-@contextlib.contextmanager
-def warnings_printed():
-    """Return a context whose warnings are printed as lines when it ends, each once."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        try:
-            yield
-        finally:
-            for text in dict.fromkeys(str(warning.message) for warning in caught):
-                warn(text)
 
 
 HEARTBEAT = 10.0

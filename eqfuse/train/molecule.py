@@ -38,8 +38,8 @@ def build_potential(
     charge_key: str | None = None,
 ) -> tuple[models.Potential, dict]:
     """Return the potential for a dataset, and the fields of its model as plain values."""
-    fields = settings.model_fields(dataset.avg_num_neighbors)
-    long_range = None
+    scale, shift = _scale_and_shift(settings, dataset)
+    fields, long_range = settings.model_fields(dataset.avg_num_neighbors), None
     if settings.long_range is not None:
         own = {"charges": settings.les_charges, "charge_key": charge_key}
         own |= {"sigma": settings.les_sigma, "cutoff": settings.les_cutoff}
@@ -47,7 +47,6 @@ def build_potential(
     fields |= {"irreps_out": irreps_out(long_range), "num_species": len(dataset.species)}
     if fields.get("distance_transform") is not None:
         fields["atomic_numbers"] = [int(z) for z in dataset.species]
-    scale, shift = _scale_and_shift(settings, dataset)
     model = models.build(settings.name, **fields, backend=backend)
     try:
         model.check()

@@ -162,8 +162,8 @@ def trained_of(params, freeze: str | None):
 
 def flat_training(settings: MoleculeTraining, params) -> tuple[Flat, optax.GradientTransformation]:
     """Return the layout of the parameters in one array, and the optimizer of that array."""
-    flat = Flat.of(params)
-    optimizer = make_optimizer(settings, flat, flat.flatten(decays_of(params)))
+    decays, flat = decays_of(params), Flat.of(params)
+    optimizer = make_optimizer(settings, flat, flat.flatten(decays))
     if settings.freeze is None:
         return flat, optimizer
     trained = flat.flatten(trained_of(params, settings.freeze))

@@ -325,8 +325,9 @@ def held(weight: float, stiff: jax.Array) -> optax.GradientTransformation:
 
 def training_of(config: Config, dataset: Dataset, params: dict, tuning: Tuning | None):
     """Return the layout of the parameters in one array, and its optimizer."""
+    weight = elastic_of(config, dataset)
     layout, optimizer = flat_training(config.training, params)
-    if not (weight := elastic_of(config, dataset)):
+    if not weight:
         return layout, optimizer
     stiff = jnp.zeros(layout.size, layout.dtype)
     if tuning is not None and not tuning.resumed:  # else it is found in the state

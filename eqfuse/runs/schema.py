@@ -4,10 +4,12 @@ import ast
 import contextlib
 import dataclasses
 import difflib
+import functools
 import inspect
 import itertools
 import math
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args, get_origin
@@ -56,13 +58,21 @@ def value(default, within: Range | None = None, convert: Callable = str):
 
 def documented(kind: type) -> type:
     """Make the docstrings below the fields of a dataclass their help; a decorator."""
-    [tree] = ast.parse(inspect.getsource(kind)).body
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    for node, below in itertools.pairwise(tree.body):
-        if isinstance(node, ast.AnnAssign) and isinstance(below, ast.Expr):
-            field = fields[node.target.id]
-            field.metadata = {**field.metadata, "help": inspect.cleandoc(below.value.value)}
+    for field in dataclasses.fields(kind):
+        field.metadata = {"help": "", **field.metadata, "of": kind}
     return kind
+
+
+@functools.cache
+def _docstrings(kind: type) -> dict[str, str]:
+    """Return the docstrings below the fields of a class by name."""
+    tree = ast.parse(inspect.getsource(sys.modules[kind.__module__]))
+    [own] = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == kind.__name__)
+    return {
+        node.target.id: below.value.value
+        for node, below in itertools.pairwise(own.body)
+        if isinstance(node, ast.AnnAssign) and isinstance(below, ast.Expr)
+    }
 
 
 def absolute(path: str) -> str:
@@ -75,7 +85,8 @@ def described(field: dataclasses.Field) -> tuple[str, str]:
     """Return the help of a setting, with its words if it has any, and its default, as typed."""
     kinds = field.type, *get_args(field.type)
     words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
-    what = [*filter(None, [", ".join(words)]), " ".join(field.metadata["help"].split())]
+    text = field.metadata["help"] or _docstrings(field.metadata["of"])[field.name]
+    what = [*filter(None, [", ".join(words)]), " ".join(text.split())]
     return "; ".join(what), written(field.default)
 
 

@@ -11,6 +11,7 @@ import yaml
 from eqfuse.data import Dataset, Shape, Structure, collate
 from eqfuse.models import MODELS
 from eqfuse.runs.errors import ConfigError
+from eqfuse.runs.schema import described
 from eqfuse.train.arguments import parse as parsed
 from eqfuse.train.main import main
 from eqfuse.train.molecule import build_potential
@@ -199,7 +200,7 @@ def test_help_names_every_setting():
     text = help_text()
     for model in NETWORKS:
         for name, field in known(model).items():
-            assert field.metadata["help"], name
+            assert described(field)[0].strip(), name
             assert f"  {name} " in text
     for choice in [f"model={name}" for name in NETWORKS] + [f"data={name}" for name in SETS]:
         assert f"  {choice} " in text

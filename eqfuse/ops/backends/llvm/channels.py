@@ -3,10 +3,11 @@
 import collections
 import functools
 
-from eqfuse.ops.backends.llvm.layout import Component, Number, Plan, Scalars, lanes, padded, split
+from eqfuse.ops.backends.llvm.layout import Plan, Scalars, lanes, padded
 from eqfuse.ops.backends.llvm.rows import Row, RowsEmitter
 from eqfuse.ops.backends.llvm.text import Function
-from eqfuse.ops.ir.form import Form, Path, Role, SegmentRef, ordered_groups, product_of
+from eqfuse.ops.ir.contraction import Component, Contraction, Number, split
+from eqfuse.ops.ir.form import Form, Path, Role, ordered_groups, product_of
 
 
 def grouped(plan: Plan) -> list[list[Path]]:
@@ -77,7 +78,7 @@ def components_out(path: Path) -> list[Component]:
     return sorted((path.output.operand, path.output.segment, c) for c in found)
 
 
-class Contraction:
+class RowContraction(Contraction):
     """Writes paths for one vector, of `lanes` channels, of one row.
 
     `load` gives the value of (operand, segment, component) of an input, `scalar` that of a row of
@@ -85,32 +86,55 @@ class Contraction:
     """
 
     def __init__(self, form: Form, f: Function, lanes: int, scalars: Scalars, load, scalar):
-        self.form, self.f, self.lanes, self.scalars = form, f, lanes, scalars
-        self._load, self._scalar = load, scalar
-        self._memo: dict = {}
+        super().__init__(form)
+        self.f, self.lanes, self.scalars = f, lanes, scalars
+        self.load, self._scalar = load, scalar
         self.operations = 0
+
+    def number(self, number: Number) -> str:
+        """Return a number of the row in every lane."""
+        if isinstance(number, float):
+            return self.f.constant(number, self.lanes)
+        return self.known(number, lambda: self._scalar(self.scalars.row(number)))
+
+    def multiply(self, a: str, b: str) -> str:
+        self.operations += 1
+        return self.f.mul(a, b, self.lanes)
+
+    def scaled(self, scale: float, value: str | None) -> str:
+        number = self.f.constant(scale, self.lanes)
+        return number if value is None else self.multiply(number, value)
+
+    def total(self, parts: list[tuple]) -> str | None:
+        """Return the sum of number * a * b, of which a and b may be one, or number and b."""
+        if parts == [(self.f.constant(1.0, self.lanes), None, None)]:
+            return None
+        total, f, lanes = None, self.f, self.lanes
+        for number, a, b in parts:
+            if a is None:
+                total = number if total is None else f.add(total, number, lanes)
+                continue
+            b = number if b is None else b
+            total = f.mul(a, b, lanes) if total is None else f.fma(a, b, total, lanes)
+            self.operations += 1
+        return total
 
     def add(self, paths: list[Path], accumulate):
         """Add paths of one output by calls of `accumulate(component, factor, value)`.
 
         Several of them have the same numbers, and what these are multiplied with is added first.
-        The factor may be None.
+        The factor or the value may be None, which is one.
         """
-        vectors, factors, entries = split(self.form, paths[0])
         if len(paths) > 1:
-            for (components, (component,)), number in entries:
+            for (components, (component,)), number in split(self.form, paths[0])[2]:
                 value = self.sum_of_products(tuple(self.names(p, components) for p in paths))
                 self.operations += 1
                 accumulate(component, self.number(number), value)
             return
-        if all(index == (0,) for (_, index), _ in entries):
-            # no index, so that the sums of all such paths can be shared
-            entries = tuple(((c, ()), number) for (c, _), number in entries)
-        sums = self._contract(vectors, entries)
-        factor = self.product(self.names(paths[0], (), ())) if factors else None
-        for index, value in sums.items():
+        factor, values = self.values(paths[0])
+        for component, value in values.items():
             self.operations += 1
-            accumulate(index[0] if index else 0, factor, value)
+            accumulate(component, factor, value)
 
     def names(self, path: Path, components, order=(0,)) -> tuple[Component, ...]:
         """Return the factors of a path, then these components of its vectors, in some order."""
@@ -122,7 +146,7 @@ class Contraction:
     def add_times(self, total: str, terms: tuple[tuple[Component, ...], ...], last: Component):
         """Return total + last * the sum of products of inputs."""
         self.operations += 1
-        value = self._input(last)
+        value = self.input(last)
         if terms == ((),):
             return self.f.add(total, value, self.lanes)
         return self.f.fma(self.sum_of_products(terms), value, total, self.lanes)
@@ -135,76 +159,7 @@ class Contraction:
         def add():
             return self.add_times(self.sum_of_products(terms[:-1]), (tuple(first),), last)
 
-        return self._known(terms, add)
-
-    def product(self, names: tuple[Component, ...]) -> str:
-        if len(names) == 1:
-            return self._input(names[0])
-        return self._known(names, lambda: self._multiply(self.product(names[:-1]), names[-1]))
-
-    def _multiply(self, a: str, name: Component) -> str:
-        self.operations += 1
-        return self.f.mul(a, self._input(name), self.lanes)
-
-    def _input(self, name: Component) -> str:
-        return self._known(name, lambda: self._load(*name))
-
-    def _known(self, key, make):
-        if key not in self._memo:
-            self._memo[key] = make()
-        return self._memo[key]
-
-    def number(self, number: Number) -> str:
-        """Return a number of the row in every lane."""
-        if not any(names for names, _ in number):
-            return self.f.constant(sum(c for _, c in number), self.lanes)
-        return self._known(number, lambda: self._scalar(self.scalars.row(number)))
-
-    def _contract(self, vectors: tuple[SegmentRef, ...], entries) -> dict:
-        """Return sums over the components of `vectors`, for each index of the entries."""
-        key = (vectors, entries)
-        if key not in self._memo:
-            self._memo[key] = self._sums(vectors, entries)
-        return self._memo[key]
-
-    def _sums(self, vectors, entries):
-        if not vectors:
-            return {index: self.number(number) for (_, index), number in entries}
-        parts: dict = {}
-        if len(vectors) == 1:
-            [ref] = vectors
-            for ((i,), index), number in entries:
-                value = self._input((ref.operand, ref.segment, i))
-                parts.setdefault(index, []).append((value, self.number(number)))
-        else:
-            ref, inner = self._pull_out(vectors, entries)
-            for (i, *index), value in self._contract(*inner).items():
-                name = (ref.operand, ref.segment, i)
-                parts.setdefault(tuple(index), []).append((self._input(name), value))
-        sums = {}
-        for index, products in parts.items():
-            total = None
-            for a, b in products:
-                f, lanes = self.f, self.lanes
-                total = f.mul(a, b, lanes) if total is None else f.fma(a, b, total, lanes)
-                self.operations += 1
-            sums[index] = total
-        return sums
-
-    def _pull_out(self, vectors, entries):
-        """Return the factor to multiply last: one whose inner sums are known, or are the fewest."""
-        choices = []
-        for n, ref in enumerate(vectors):
-            rest = vectors[:n] + vectors[n + 1 :]
-            inner = tuple(
-                sorted(
-                    ((c[:n] + c[n + 1 :], (c[n], *index)), number) for (c, index), number in entries
-                )
-            )
-            sums = len({index for (_, index), _ in inner})
-            choices.append((((rest, inner) not in self._memo, sums), n, ref, (rest, inner)))
-        _, _, ref, inner = min(choices, key=lambda choice: choice[:2])
-        return ref, inner
+        return self.known(terms, add)
 
 
 class Groups:
@@ -303,7 +258,7 @@ class Groups:
         group, and in float64 over the groups: many terms, which may cancel.
         """
         f, (n, length) = self.f, self._shape(paths)[:2]
-        numbers = Contraction(self.plan.form, f, n, self.plan.scalars, None, row.scalar(n))
+        numbers = RowContraction(self.plan.form, f, n, self.plan.scalars, None, row.scalar(n))
         alike: dict = {}
         for path in paths:
             alike.setdefault((path.output, split(self.plan.form, path)[2]), []).append(path)
@@ -341,7 +296,7 @@ class Groups:
                 self._prefetch(key, segment, component, row, offset)
                 return f.load(self._place(key, segment, component, at, offset), n)
 
-            contraction = Contraction(self.plan.form, f, n, self.plan.scalars, load, None)
+            contraction = RowContraction(self.plan.form, f, n, self.plan.scalars, load, None)
             vectors = [split(self.plan.form, p)[0] for p in paths]
 
             def most(v):
@@ -411,7 +366,7 @@ class Groups:
         carried, parts = set(sums), {}
         together = folded(self.plan.form, group)
         last = {key: n for n, [path, *_] in enumerate(together) for key in components_out(path)}
-        contraction = Contraction(self.plan.form, f, n, self.plan.scalars, load, row.scalar(n))
+        contraction = RowContraction(self.plan.form, f, n, self.plan.scalars, load, row.scalar(n))
         for number, paths in enumerate(together):
             path = paths[0]
             summed = self.plan.is_summed(("out", path.output.operand))
@@ -461,10 +416,11 @@ class Groups:
             self.f.store(value, place, n)
 
 
-def _accumulate(f: Function, n: int, sums: dict, output, component: int, factor, value: str):
+def _accumulate(f: Function, n: int, sums: dict, output, component: int, factor, value):
     key = (output.operand, output.segment, component)
     total = sums.get(key)
-    if factor is None:
+    if factor is None or value is None:
+        value = factor if value is None else value
         sums[key] = value if total is None else f.add(total, value, n)
     elif total is None:
         sums[key] = f.mul(factor, value, n)

@@ -11,7 +11,8 @@ from itertools import compress
 
 from eqfuse.ops._host import DEFAULT_CACHES
 from eqfuse.ops.backends.llvm.text import BYTES, Function
-from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment
+from eqfuse.ops.ir.contraction import Component, Number, split
+from eqfuse.ops.ir.form import Form, Index, Operand, Segment
 
 
 def lanes(mul: int, widest: int) -> int:
@@ -239,13 +240,6 @@ class Machine:
         return min(8 * self.level2, self.level3 // 2)
 
 
-Component = tuple[int, int, int]
-"""Operand, segment and component of an input or output."""
-
-Number = tuple[tuple[tuple[Component, ...], float], ...]
-"""A sum of coefficients times components of shared operands; literal where there are none."""
-
-
 class Scalars:
     """The numbers of a row, as rows of a table with one lane for each row of a block."""
 
@@ -291,30 +285,6 @@ class Scalars:
             f.store(total, f.at(table, row * stride), lanes)
 
 
-@functools.lru_cache(maxsize=4096)
-def split(form, path: Path):
-    """Return a path of a form as (vectors, factors, entries).
-
-    vectors: slots per channel of several components; factors: of one component. entries:
-    ((components of the vectors, (component of the output,)), number), sorted.
-    """
-    operands = [form.inputs[ref.operand] for ref in path.factors]
-    dims = [o.segments[s.segment].dim for o, s in zip(operands, path.factors, strict=True)]
-    vector = [n for n, o in enumerate(operands) if o.channels and dims[n] > 1]
-    factor = [n for n, o in enumerate(operands) if o.channels and dims[n] == 1]
-    shared = [n for n, o in enumerate(operands) if not o.channels]
-    numbers: dict = {}
-    for components, value in path.terms:
-        key = (tuple(components[n] for n in vector), components[-1:])
-        names = tuple(
-            (path.factors[n].operand, path.factors[n].segment, components[n]) for n in shared
-        )
-        numbers.setdefault(key, []).append((names, value))
-    entries = tuple(sorted((key, tuple(sorted(number))) for key, number in numbers.items()))
-    vectors, factors = (tuple(path.factors[n] for n in chosen) for chosen in (vector, factor))
-    return vectors, factors, entries
-
-
 NODE_ARRAYS = {Index.SENDER: "senders", Index.RECEIVER: "receivers"}
 
 Key = tuple[str, int]
@@ -349,7 +319,7 @@ class Plan:
         self.scalars = Scalars()
         for path in self.paths:
             for _, number in split(form, path)[2]:
-                if any(names for names, _ in number):
+                if not isinstance(number, float):
                     self.scalars.row(number)
         self._choose_layouts()
         self.scratch = 0

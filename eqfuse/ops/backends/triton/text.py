@@ -1,11 +1,11 @@
 """Emitters of Triton source: lines, and, of dense kernels, names and matmuls."""
 
-import collections
 import contextlib
 from typing import NamedTuple
 
 from eqfuse.ops.backends.triton.spec import KernelSpec, pointer_type
-from eqfuse.ops.ir.form import Form, Operand, Path, SegmentRef, ordered_groups
+from eqfuse.ops.ir.contraction import Contraction, split
+from eqfuse.ops.ir.form import Form, Operand, Path, ordered_groups
 
 SLICE = 16
 """Terms of one matmul: as few as Triton takes, since each is code, and loops are not."""
@@ -160,23 +160,26 @@ class DenseEmitter(Emitter):
 
 
 class _Sum(NamedTuple):
-    """A value with a sign; "" is one."""
+    """A variable with a sign; "" is one."""
 
     sign: float
     name: str
 
 
-class ArithmeticEmitter:
+class ArithmeticEmitter(Contraction):
     """Writes the statements of a form, one group of paths at a time.
 
-    `load(operand, segment, component, name)` writes the statement that defines a component of an
+    `define(operand, segment, component, name)` writes the statement that defines a component of an
     input when it is first used.
     """
 
-    def __init__(self, form: Form, load, emit):
-        self.form, self._load, self._emit = form, load, emit
+    TOGETHER = 2  # a thread has 255 registers
+    NUMBERS = False
+
+    def __init__(self, form: Form, define, emit):
+        super().__init__(form)
+        self._define, self._emit = define, emit
         self._loaded: set[str] = set()
-        self._memo: dict = {}
         self._temporaries = 0
 
     def loaded(self, names):
@@ -195,135 +198,54 @@ class ArithmeticEmitter:
                 names = component_names(self.form.outputs[path.output.operand], path.output.segment)
                 self.add_path(path, lambda k, value, to=names: self._emit(f"{to[k]} += {value}"))
 
-    def _input(self, ref: SegmentRef, component: int) -> str:
-        operand = self.form.inputs[ref.operand]
-        name = component_name(operand, ref.segment, component)
-        if name not in self._loaded:
-            self._loaded.add(name)
-            self._load(operand, operand.segments[ref.segment], component, name)
-        return name
-
     def add_path(self, path: Path, accumulate):
         """Add a path; `accumulate(component, expression)` adds to a component of its output."""
-        scalars, vectors = [], []
-        for position, ref in enumerate(path.factors):
-            segment = self.form.inputs[ref.operand].segments[ref.segment]
-            (scalars if segment.dim == 1 else vectors).append(position)
-        out = self.form.outputs[path.output.operand].segments[path.output.segment]
-        terms = []
-        for components, value in path.terms:
-            names = tuple(self._input(path.factors[p], components[p]) for p in vectors)
-            terms.append((names, components[-1:] if out.dim > 1 else (), value))
-        scale, values = self._contract(terms)
-        factor = self._product([self._input(path.factors[p], 0) for p in scalars])
-        factor = self._scaled(scale, factor)
-        for index, value in values.items():
-            sign = "-" if value.sign < 0 else ""
-            names = [name for name in (factor, value.name) if name not in ("", "1.0")]
-            accumulate(index[0] if index else 0, sign + (" * ".join(names) or "1.0"))
+        vectors, _, entries = split(self.form, path, self.NUMBERS)
+        for (components, _), _ in entries:
+            for ref, component in zip(vectors, components, strict=True):
+                self.input((ref.operand, ref.segment, component))
+        factor, values = self.values(path)
+        for component, (sign, name) in values.items():
+            names = [n for n in (factor, name) if n]
+            accumulate(component, "-" * (sign < 0) + (" * ".join(names) or "1.0"))
 
-    def _contract(self, terms):
-        """Return a scale, and the sum over terms (names, index, coefficient) for each index."""
-        scale = _whole(abs(terms[0][2]))
-        terms = [(names, index, _whole(value / scale)) for names, index, value in terms]
-        key = self._key(terms)
-        if key not in self._memo:
-            add = self._sums if len(terms[0][0]) <= 2 else self._nested
-            self._memo[key] = add(terms)
-        return scale, self._memo[key]
+    def load(self, ref: int, number: int, component: int) -> str:
+        operand = self.form.inputs[ref]
+        name = component_name(operand, number, component)
+        if name not in self._loaded:
+            self._loaded.add(name)
+            self._define(operand, operand.segments[number], component, name)
+        return name
 
-    @staticmethod
-    def _key(terms):
-        return frozenset(
-            (tuple(sorted(names)), index, round(value, 12)) for names, index, value in terms
-        )
+    def number(self, number: float) -> float:
+        return number
 
-    def _sums(self, terms):
-        """Sum paths of at most two factors: products by name, then one sum for each index."""
-        sums = collections.defaultdict(list)
-        for names, index, value in terms:
-            sums[index].append((value, self._product(names) if names else ""))
-        return {index: self._sum(parts) for index, parts in sums.items()}
+    def multiply(self, a: str, b: str) -> str:
+        return self._name(f"{a} * {b}")
 
-    def _nested(self, terms):
-        """Sum paths of more factors: pull one out, preferably one of which inner sums are known."""
-        n = len(terms[0][0])
+    def scaled(self, scale: float, value: str | None) -> str:
+        return repr(scale) if value is None else self._name(f"{scale!r} * {value}")
 
-        def inner(position):
-            return [
-                (names[:position] + names[position + 1 :], (names[position], *index), value)
-                for names, index, value in terms
-            ]
-
-        choices = [inner(position) for position in range(n)]
-        known = [c for c in choices if self._known(c) is not None]
-        if known:
-            scale, values = self._known(known[0])
-        else:
-            fewest = min(choices, key=lambda c: len({(names, index[1:]) for names, index, _ in c}))
-            scale, values = self._contract(fewest)
-        sums = collections.defaultdict(list)
-        for (name, *index), value in values.items():
-            product = self._product([name, value.name]) if value.name else name
-            sums[tuple(index)].append((value.sign * scale, product))
-        return {index: self._sum(parts) for index, parts in sums.items()}
-
-    def _known(self, terms):
-        """Return inner sums that a path of this group has named, by the pulled component."""
-        scale = abs(terms[0][2])
-        component = {index[0]: int(index[0].rpartition("_")[2]) for _, index, _ in terms}
-        renamed = [
-            (names, (component[index[0]], *index[1:]), value / scale)
-            for names, index, value in terms
-        ]
-        key = self._key(renamed)
-        if key not in self._memo:
-            return None
-        name = {number: name for name, number in component.items()}
-        values = self._memo[key].items()
-        return scale, {(name[index[0]], *index[1:]): value for index, value in values}
-
-    def _product(self, names) -> str:
-        names = sorted(names)
-        if not names:
-            return "1.0"
-        product = names[0]
-        for n, name in enumerate(names[1:], start=2):
-            product = self._once(tuple(names[:n]), f"{product} * {name}")
-        return product
-
-    def _scaled(self, scale: float, name: str) -> str:
-        if scale == 1.0:
-            return name
-        if name == "1.0":
-            return repr(scale)
-        return self._once((scale, name), f"{scale!r} * {name}")
-
-    def _once(self, key, text: str) -> str:
-        """Return the variable that holds the value of `text`, written once in a group."""
-        if key not in self._memo:
-            self._memo[key] = self._name(text)
-        return self._memo[key]
-
-    def _sum(self, parts) -> _Sum:
-        """Return the sum of coefficient * name; an empty name stands for one."""
-        if len(parts) == 1 and abs(parts[0][0]) == 1.0:
-            return _Sum(parts[0][0], parts[0][1])
+    def total(self, parts: list[tuple]) -> _Sum:
+        terms = [self._term(*part) for part in parts]
+        if len(terms) == 1 and abs(terms[0].sign) == 1.0:
+            return terms[0]
         text = ""
-        for value, name in parts:
-            size = abs(value)
+        for number, name in terms:
+            size = abs(number)
             term = repr(size) if not name else name if size == 1.0 else f"{size!r} * {name}"
-            sign = "-" if value < 0 else "+"
-            text += f" {sign} {term}" if text else f"{'-' if value < 0 else ''}{term}"
+            sign = "-" if number < 0 else "+"
+            text += f" {sign} {term}" if text else f"{'-' if number < 0 else ''}{term}"
         return _Sum(1.0, self._name(text))
+
+    def _term(self, number: float, a: str | None, b: _Sum | None) -> _Sum:
+        if b is None:
+            return _Sum(number, a or "")
+        name = self.known((a, b.name), lambda: self.multiply(a, b.name)) if b.name else a
+        return _Sum(number * b.sign, name)
 
     def _name(self, text: str) -> str:
         self._temporaries += 1
         name = f"v{self._temporaries}"
         self._emit(f"{name} = {text}")
         return name
-
-
-def _whole(value: float) -> float:
-    """Return the integer that a coefficient is but for rounding, or the coefficient."""
-    return float(round(value)) if abs(value - round(value)) < 1e-14 else value

@@ -18,13 +18,13 @@ import numpy as np
 from eqfuse.fuse.drafts import monomials
 from eqfuse.fuse.polynomials import Polynomial, Unfit
 from eqfuse.fuse.rows import ARITHMETIC, ROWS, ArrayFactor, RowPolynomials
-from eqfuse.ops.backends.activations import NAMES, UnknownActivationError, traced
+from eqfuse.ops.backends.activations import UnknownActivationError, traced
+from eqfuse.ops.ir.functions import FUNCTIONS
 from eqfuse.ops.ir.fused import IDENTITY, Activation, Gate, Part, Tile
 from eqfuse.ops.ir.linear import Linear
-from eqfuse.ops.ir.program import FUNCTIONS
 from eqfuse.ops.transforms.trace import FLOATS, Trace, bind
 
-ELEMENTWISE = FUNCTIONS | NAMES.keys() | {"integer_pow", "square", "clamp"}
+ELEMENTWISE = FUNCTIONS.keys() | {"add_any", "select_n", "clamp"}
 """Primitives that activations are made of, where one operand is an array and others numbers."""
 
 

@@ -10,11 +10,10 @@ import numpy as np
 from jax.extend.core import Literal
 
 from eqfuse.ops.ir import fused as gates
+from eqfuse.ops.ir.functions import FUNCTIONS, OF_JAX
 from eqfuse.ops.ir.fused import Activation, Gate, Steps
-from eqfuse.ops.ir.program import FUNCTIONS
 
-NAMES = {"add_any": "add", "select_n": "select"}
-SAME = ("broadcast_in_dim", "reshape", "squeeze", "copy", "copy_p", "optimization_barrier")
+SAME = ("broadcast_in_dim", "reshape", "squeeze", "identity", "optimization_barrier")
 
 
 def _tanh(x):
@@ -50,7 +49,7 @@ def traced(function: Callable, dtype: str) -> Steps:
     """Return a function, its slope and its curvature as steps, by JAX's rules of differentiation.
 
     Raises:
-      UnknownActivationError: it is not made of `program.FUNCTIONS` of one number and constants.
+      UnknownActivationError: it is not made of `functions.FUNCTIONS` of one number and constants.
     """
 
     def orders(x) -> list:
@@ -115,15 +114,15 @@ class _Writer:
 
     def step(self, eqn, operands: list[str]) -> str:
         [out] = eqn.outvars
-        name = NAMES.get(eqn.primitive.name, eqn.primitive.name)
+        name = OF_JAX.get(eqn.primitive.name, eqn.primitive.name)
         kinds = [v.aval.dtype.name for v in (*eqn.invars, out)]
-        if name == "convert_element_type" and operands[0][0] not in "xv":  # of a number
+        if name == "convert" and operands[0][0] not in "xv":  # of a number
             return operands[0]
         if out.aval.shape or not {*kinds} <= {self.dtype, "bool"}:
             raise UnknownActivationError(f"{name} of {', '.join(kinds)}")
-        if name in SAME or (name == "convert_element_type" and kinds[0] == kinds[1]):
+        if name in SAME or (name == "convert" and kinds[0] == kinds[1]):
             return operands[0]
-        if name == "convert_element_type" and kinds[0] == "bool":
+        if name == "convert" and kinds[0] == "bool":
             return self.add("convert", *operands)
         if name == "integer_pow":
             return self.power(operands[0], eqn.params["y"])

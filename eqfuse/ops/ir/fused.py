@@ -22,7 +22,7 @@ from eqfuse.ops.ir.linear import Linear
 class Steps:
     """A function of a number x, its slope and its curvature, as steps: values `v0`, `v1`, ...
 
-    A step is one of `program.FUNCTIONS` and its operands: "x", values of steps before, or numbers
+    A step is one of `functions.FUNCTIONS` and its operands: "x", values of steps before, or numbers
     as Python writes them.
     """
 

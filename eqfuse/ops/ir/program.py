@@ -24,14 +24,6 @@ from eqfuse.ops.ir.fused import Activated
 
 BYTES = {"bool": 1, "int32": 4, "float32": 4, "float64": 8}
 
-REAL = frozenset(("div", "abs", "sign", "integer_pow", "pow", "sqrt", "rsqrt", "exp", "log"))
-REAL |= {"log1p", "expm1", "tanh", "logistic", "sin", "cos", "square", "is_finite"}
-"""Functions of real numbers alone."""
-
-FUNCTIONS = REAL | {"add", "sub", "mul", "neg", "max", "min", "eq", "ne", "lt", "le", "gt", "ge"}
-FUNCTIONS |= {"and", "or", "not", "select", "convert", "identity"}
-"""Functions that element-wise steps may have."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Array:
@@ -87,7 +79,7 @@ def merged_axes(*axes: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 @dataclasses.dataclass(frozen=True)
 class Elementwise(_OneResult):
-    """One of `FUNCTIONS`, element by element."""
+    """One of `functions.FUNCTIONS`, element by element."""
 
     function: str
     reads: tuple[int | Number, ...]  # arrays of the size of what is written, or of one element

@@ -12,6 +12,7 @@ from eqfuse.ops.backends.llvm.functions import HIGHEST
 from eqfuse.ops.backends.llvm.linear import is_wide
 from eqfuse.ops.ir import program
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Index
+from eqfuse.ops.ir.functions import FUNCTIONS, OF_JAX
 from eqfuse.ops.ir.program import (
     Array,
     Copy,
@@ -28,8 +29,6 @@ VIEWS = frozenset(("reshape", "squeeze", "expand_dims", "reshard", "optimization
 """What changes no element; on one device a reshard does not."""
 
 FORM, LINEAR_FORM, ACTIVATION = "eqfuse_form", "eqfuse_linear_form", "eqfuse_activation"
-NAMES = {"add_any": "add", "select_n": "select", "convert_element_type": "convert"}
-NAMES |= {"stop_gradient": "identity", "copy": "identity", "copy_p": "identity"}
 REDUCTIONS = {"reduce_sum": "add", "reduce_max": "max", "reduce_min": "min"}
 REDUCTIONS |= {"reduce_or": "or", "reduce_and": "and"}
 SAME_NUMBERS = VIEWS | {"broadcast_in_dim", "copy", "copy_p", "stop_gradient"}
@@ -125,7 +124,7 @@ class Converter:
 
     def convert(self, node: Node):
         """Add the steps of a node, or raise NoStepError."""
-        name = NAMES.get(node.name, node.name)
+        name = OF_JAX.get(node.name, node.name)
         if all(self.aval(v).size == 0 for v in node.outputs):
             self.numbers |= dict.fromkeys(node.outputs)
         elif node.name in (FORM, LINEAR_FORM):
@@ -134,7 +133,7 @@ class Converter:
             self._activation(node)
         elif name == "convert" and (number := self._converted(*node.outputs)) is not None:
             self.numbers[node.outputs[0]] = Number(number)
-        elif name in program.FUNCTIONS:
+        elif name in FUNCTIONS:
             self._elementwise(node, name)
         elif name in VIEWS:
             if node.params.get("dimensions") is not None and name == "reshape":
@@ -277,7 +276,7 @@ class Converter:
                 self.steps.append(Elementwise("convert", (reads[1],), exponents))
                 reads[1] = exponents
             dtypes[1] = dtypes[0]
-        if name in program.REAL and "int32" in dtypes:
+        if FUNCTIONS[name].is_real and "int32" in dtypes:
             raise NoStepError(f"{node.name} of integers")
         if name == "select" and (len(reads) != 3 or dtypes[0] != "bool"):
             raise NoStepError("a choice of more than two")

@@ -1,4 +1,14 @@
-"""The arithmetic of a pass: groups of paths that run through the channels together."""
+"""The arithmetic of a pass: groups of paths that run through the channels together.
+
+For example, for four channels of one row, the scalar of two vectors x and y times a weight w. The
+three Clebsch-Gordan coefficients are one number, 1/sqrt(3), which is a factor of the weight.
+
+    %v1 = fmul contract <4 x float> %x0, %y0
+    %v2 = call <4 x float> @llvm.fmuladd.v4f32(<4 x float> %x1, <4 x float> %y1, <4 x float> %v1)
+    %v3 = call <4 x float> @llvm.fmuladd.v4f32(<4 x float> %x2, <4 x float> %y2, <4 x float> %v2)
+    %v4 = fmul contract <4 x float> splat (float 0x3FE279A740000000), %w0
+    %v5 = fmul contract <4 x float> %v4, %v3
+"""
 
 import collections
 import functools
@@ -106,16 +116,16 @@ class RowContraction(Contraction):
         return number if value is None else self.multiply(number, value)
 
     def total(self, parts: list[tuple]) -> str | None:
-        """Return the sum of number * a * b, of which a and b may be one, or number and b."""
-        if parts == [(self.f.constant(1.0, self.lanes), None, None)]:
+        """Return the sum of number * a * b over parts, where a and b may be one; None is one."""
+        total, f, lanes, one = None, self.f, self.lanes, self.f.constant(1.0, self.lanes)
+        if parts == [(one, None, None)]:
             return None
-        total, f, lanes = None, self.f, self.lanes
         for number, a, b in parts:
-            if a is None:
-                total = number if total is None else f.add(total, number, lanes)
-                continue
-            b = number if b is None else b
-            total = f.mul(a, b, lanes) if total is None else f.fma(a, b, total, lanes)
+            factors = [factor for factor in (a, b or number) if factor not in (None, one)] or [one]
+            if len(factors) == 2:
+                total = f.fma(*factors, total, lanes) if total else f.mul(*factors, lanes)
+            else:
+                total = f.add(total, factors[0], lanes) if total else factors[0]
             self.operations += 1
         return total
 

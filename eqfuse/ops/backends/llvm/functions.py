@@ -3,16 +3,10 @@
 import math
 import struct
 
-from eqfuse.ops.backends.activations import WRITTEN_OUT, written_out
+from eqfuse.ops.backends.activations import written_out
 from eqfuse.ops.backends.llvm.text import BYTES, SUFFIX, Function, kind, literal, suffix
+from eqfuse.ops.ir.functions import FUNCTIONS
 from eqfuse.ops.ir.fused import Activated, Activation, Steps
-
-COMPARED = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
-ARITHMETIC = ("add", "sub", "mul", "div")
-INTRINSICS = {"abs": "fabs", "sqrt": "sqrt", "max": "maximum", "min": "minimum"}
-"""LLVM's own functions. Of those of two numbers, NaN where either is, and -0 is less than 0."""
-LIBRARY = ("exp", "log", "log1p", "expm1", "sin", "cos", "pow")
-"""Functions of the C library, in float32 with an f behind the name."""
 
 HIGHEST = 2
 """The highest derivative of an activation that is written out."""
@@ -58,7 +52,7 @@ class FunctionEmitter:
         a = values[0]
         if name == "select":
             return self._select(a, values[2], values[1], out)
-        if name in COMPARED:
+        if FUNCTIONS[name].kind == "comparison":
             return self._compare(name, values, dtype)
         if name in ("and", "or"):
             return self._do(name, dtype, *values)
@@ -81,7 +75,7 @@ class FunctionEmitter:
 
     def _compare(self, name: str, values: list[str], dtype: str) -> str:
         if dtype in SUFFIX:
-            return self._do(f"fcmp {COMPARED[name]}", dtype, *values)
+            return self._do(f"fcmp {FUNCTIONS[name].llvm}", dtype, *values)
         how = name if name in ("eq", "ne") else f"{'u' if dtype == 'bool' else 's'}{name}"
         return self._do(f"icmp {how}", dtype, *values)
 
@@ -111,13 +105,13 @@ class FunctionEmitter:
         return self._do(f"f{operation} contract", dtype, a, b)
 
     def _real(self, name: str, values: list[str], dtype: str, power: int) -> str:
-        a, one = values[0], self.number(1, dtype)
-        if name in ARITHMETIC:
+        a, one, (kind_of, known, *_) = values[0], self.number(1, dtype), FUNCTIONS[name]
+        if kind_of == "arithmetic":
             return self.binary(name, *values, dtype)
         if name == "neg":
             return self._do("fneg", dtype, a)
-        if name in INTRINSICS:
-            return self._intrinsic(INTRINSICS[name], values, dtype)
+        if kind_of == "intrinsic":
+            return self._intrinsic(known, values, dtype)
         if name == "rsqrt":
             return self.binary("div", one, self._intrinsic("sqrt", [a], dtype), dtype)
         if name == "square":
@@ -130,7 +124,7 @@ class FunctionEmitter:
         if name == "sign":
             is_zero = self._do("fcmp ueq", dtype, a, self.number(0, dtype))  # or NaN
             return self._select(is_zero, a, self._intrinsic("copysign", [one, a], dtype), dtype)
-        if name in WRITTEN_OUT:
+        if kind_of == "written out":
             return self._evaluated(written_out(name), [0], a, dtype, self.apply)[0]
         if dtype == "float32" and name in ("exp", "expm1"):
             return self._exp(a) if name == "exp" else self._expm1(a)
@@ -149,7 +143,9 @@ class FunctionEmitter:
         """Return the derivatives of these orders of an activation of x."""
 
         def apply(function: str, values: list[str], of: str, out: str) -> str:
-            if function in ARITHMETIC:  # rounded as JAX does: what cancels there cancels here
+            if (
+                FUNCTIONS[function].kind == "arithmetic"
+            ):  # rounded as JAX does: what cancels there cancels here
                 return self._do(f"f{function}", dtype, *values)
             return self.apply(function, values, of, out)
 
@@ -227,7 +223,7 @@ class FunctionEmitter:
 
     def _library(self, name: str, values: list[str], dtype: str) -> str:
         """Return a function of the C library, lane by lane."""
-        assert name in LIBRARY, name
+        assert FUNCTIONS[name].kind == "library", name
         one = FunctionEmitter(self.f, 1)
         symbol = name + "f" * (dtype == "float32")
         if self.lanes == 1:

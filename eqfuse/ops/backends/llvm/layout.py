@@ -3,6 +3,21 @@
 Kernels read vectors of neighbouring channels of one component. A segment whose channels lie side
 by side in whole vectors serves as it is; others (e3nn's mul_ir, odd multiplicities) are copied to
 [component, channel], padded with zeros to whole vectors, and outputs are copied back.
+
+For example, this packs 2x1o in float64, of which a vector has two numbers: x0 y0, z0 x1 and y1 z1
+of a row become x0 x1, y0 y1 and z0 z1, the two channels of each component.
+
+    define internal void @pack_2x3_3_1(ptr noalias %row, ptr noalias %copy) {
+    ...
+    %v11 = load <2 x double>, ptr %v6, align 8
+    %v12 = load <2 x double>, ptr %v9, align 8
+    %v13 = load <2 x double>, ptr %v10, align 8
+    %v14 = shufflevector <2 x double> %v11, <2 x double> %v12, <2 x i32> <i32 0, i32 3>
+    store <2 x double> %v14, ptr %v4, align 8
+    %v15 = shufflevector <2 x double> %v11, <2 x double> %v13, <2 x i32> <i32 1, i32 2>
+    store <2 x double> %v15, ptr %v7, align 8
+    %v16 = shufflevector <2 x double> %v12, <2 x double> %v13, <2 x i32> <i32 0, i32 3>
+    store <2 x double> %v16, ptr %v8, align 8
 """
 
 import dataclasses

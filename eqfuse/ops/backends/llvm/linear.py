@@ -3,6 +3,26 @@
 For each block of an output by row, sums for some rows, all components and some vectors of channels
 stay in registers, while the channels of what is mixed pass by, each number in all lanes. A gradient
 of weights is cut into lines of the matrix, whose sums stay in registers over some rows.
+
+For example, the inner loop of a Linear of 4x0e, for a row that is left over: it goes over the
+channels %i73 of the row %v72 and adds each number times a line of the matrix %v7 to a sum, %c73_0.
+
+    body73:
+    %v75 = mul nsw i64 %i73, 4
+    %v76 = getelementptr i8, ptr %v72, i64 %v75
+    %v77 = mul nsw i64 %i73, 16
+    %v78 = getelementptr i8, ptr %v7, i64 %v77
+    %v79 = load <4 x float>, ptr %v78, align 4
+    %v80 = load float, ptr %v76, align 4
+    %v81 = insertelement <4 x float> poison, float %v80, i64 0
+    %v82 = shufflevector <4 x float> %v81, <4 x float> poison, <4 x i32> zeroinitializer
+    %v83 = call <4 x float> @llvm.fmuladd.v4f32(<4 x float> %v82, <4 x float> %v79, \
+      <4 x float> %c73_0)
+    %i73n = add nsw i64 %i73, 1
+    ...
+    %v84 = call <4 x float> @llvm.fmuladd.v4f32(<4 x float> splat (float 0x3FE0000000000000), \
+      <4 x float> %c73_0, <4 x float> splat (float 0x0000000000000000))
+    store <4 x float> %v84, ptr %v70, align 4
 """
 
 import dataclasses

@@ -10,6 +10,24 @@ side by side. Every step finds its arrays in a table of pointers; that of a loca
 far before it that the first position of the block is its first row. On a graph, positions are those
 of the edges in the order of their receivers. The rows (or nodes) are cut into parts, whose number
 depends on the problem and not on the threads; each part has a row of a gradient of weights.
+
+For example, a sequence of two steps on eight numbers, b = a * a and c = -b, is one loop, in which
+b stays in a register. The function that XLA's call runs finds the arrays in a table, and calls it.
+
+    %v5 = load <4 x float>, ptr %v4, align 4
+    %v6 = fmul contract <4 x float> %v5, %v5
+    %v7 = fneg <4 x float> %v6
+    %v8 = mul nsw i64 %i1, 4
+    %v9 = getelementptr i8, ptr %a1, i64 %v8
+    store <4 x float> %v7, ptr %v9, align 4
+    ...
+    define internal void @steps0(ptr %buffers, i64 %begin, i64 %end, i64 %rows, ptr %scratch) {
+    entry:
+    ...
+    %v3 = load ptr, ptr %buffers, align 8
+    %v4 = getelementptr i8, ptr %buffers, i64 8
+    %v5 = load ptr, ptr %v4, align 8
+    call void @step_8082de37b5fe2c9b(ptr %v3, ptr %v5)
 """
 
 from __future__ import annotations

@@ -2,6 +2,39 @@
 
 Over rows, a program computes a block of rows and channels. Over a graph, it owns a node, walks its
 edges in order and stores its sums once: nothing is added atomically, and results are repeatable.
+
+For example, messages x (32 scalars of the sender) times y (a vector of the edge) times weights,
+summed over the edges of a receiver. A thread has a channel, `lane`; the sender of the next edge is
+loaded while this one is computed.
+
+    receiver = tl.program_id(0).to(tl.int64)
+    lane = tl.program_id(1) * 32 + tl.arange(0, 32)
+    position = tl.load(receiver_ptr_ptr + receiver).to(tl.int64)
+    stop = tl.load(receiver_ptr_ptr + receiver + 1)
+    out_row = out_ptr + receiver * 96
+    out_0_0 = tl.zeros([32], tl.float32)
+    ...
+    while position < stop:
+        row = next_row.to(tl.int64)
+        sender = next_sender.to(tl.int64)
+    ...
+        x_row = x_ptr + sender * 32
+        y_row = y_ptr + row * 3
+        w_row = w_ptr + row * 32
+        y_0_0 = tl.load(y_row + 0)
+        y_0_1 = tl.load(y_row + 1)
+        y_0_2 = tl.load(y_row + 2)
+        x_0_0 = tl.load(x_row + 0 + lane)
+        w_0_0 = tl.load(w_row + 0 + lane)
+        v1 = x_0_0 * w_0_0
+        out_0_0 += v1 * y_0_0
+        out_0_1 += v1 * y_0_1
+        out_0_2 += v1 * y_0_2
+        position += 1
+    ...
+    tl.store(out_row + 0 + lane * 3, out_0_0)
+    tl.store(out_row + 1 + lane * 3, out_0_1)
+    tl.store(out_row + 2 + lane * 3, out_0_2)
 """
 
 import dataclasses

@@ -3,6 +3,26 @@
 A component of an operand, of the product or of the pre-activation is [ROWS, channels], so that a
 matmul is of one component: nothing is stacked or taken apart. A tile has more channels than rows,
 since Triton gives warps other channels of such tiles, and of others other rows, which are too few.
+
+For example, 32x0e times a scalar, mixed to 32x0e, and relu. The product `out_0_0` of 16 rows and 16
+of the channels is a factor of a matmul as soon as it is there; the gate reads the result again.
+
+    z_0_0_0 = tl.zeros([16, 32], tl.float32)
+    for chunk in tl.range(0, 2, num_stages=1):
+        lane = (chunk * 16 + tl.arange(0, 16))[None, :]
+    ...
+            x_0_0 = tl.load(x_first + (x_row + 0 + lane * 1))
+            y_0_0 = tl.load(y_first + (y_row + 0))
+            v1 = x_0_0 * y_0_0
+            out_0_0 += v1
+            t1 = tl.where(lane < 32, 0.1767766952966369 * out_0_0, 0.0)
+            u = (chunk * 16 + tl.arange(0, 16))[:, None]
+            v = tl.arange(0, 32)[None, :]
+    ...
+            z_0_0_0 = tl.dot(t1, t2, z_0_0_0, input_precision='ieee', out_dtype=tl.float32)
+    ...
+        t5 = tl.maximum(t4, 0.0, tl.PropagateNan.ALL)
+        t6 = t5
 """
 
 import functools

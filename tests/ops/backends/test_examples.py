@@ -1,0 +1,107 @@
+"""The examples at the head of the kernels' modules are what these emit."""
+
+import textwrap
+
+import e3nn_jax as e3nn
+import jax
+import pytest
+
+from eqfuse.ops.backends import activations
+from eqfuse.ops.backends.llvm import channels, layout, program
+from eqfuse.ops.backends.llvm import linear as llvm_linear
+from eqfuse.ops.backends.llvm.text import Function
+from eqfuse.ops.backends.triton import form, rows
+from eqfuse.ops.ir import linear, products
+from eqfuse.ops.ir.form import Operand, Segment
+from eqfuse.ops.ir.fused import Fused
+from eqfuse.ops.ir.program import Array, Elementwise, Program
+
+MACHINE = layout.Machine(vector_bytes=16, registers=16)
+
+
+def product(x: str, y: str, keep: str, **options):
+    irs = tuple(ir for _, ir in e3nn.Irreps(keep))
+    return products.tensor_product(e3nn.Irreps(x), e3nn.Irreps(y), irs, "component", **options)
+
+
+def mixing(irreps: str):
+    return linear.linear(e3nn.Irreps(irreps), (False,), e3nn.Irreps(irreps))
+
+
+def packed_row() -> str:
+    """Return the copy of 2x1o in float64."""
+    operand = Operand("x", 6, (Segment.mul_ir(0, 2, 3),), channels=True)
+    copies = layout.Copies("float64", 2)
+    of_x = layout.Layout.of(operand, [0], 2)
+    copies.call("pack", Function("float64"), of_x, "%row", "%copy")
+    return next(iter(copies.functions.values()))
+
+
+def contracted() -> str:
+    """Return the scalar of two vectors of each channel, times a weight."""
+    pair = [e3nn.Irreps("4x1o")] * 2
+    of_pair = products.channelwise_tensor_product(
+        *pair, (e3nn.Irrep("0e"),), "component", weighted=True
+    ).form
+    f, sums = Function("float32", 4), {}
+
+    def load(operand, segment, component):
+        name = "xyw"[operand]
+        return f"%{name}{component}"
+
+    row = channels.RowContraction(of_pair, f, 4, layout.Scalars(), load, None)
+    [path] = of_pair.paths
+
+    def accumulate(component, factor, value):
+        channels._accumulate(f, 4, sums, path.output, component, factor, value)
+
+    row.add([path], accumulate)
+    return f.text("example")
+
+
+def mixed_row() -> str:
+    return llvm_linear.generate(mixing("4x0e").linear_form, "float32", MACHINE).text
+
+
+def sequence() -> str:
+    arrays = tuple(Array(8, "float32") for _ in range(3))
+    steps = Elementwise("mul", (0, 0), 1), Elementwise("neg", (1,), 2)
+    return program.generate(Program(arrays, (0,), (2,), steps), "float32", MACHINE).text
+
+
+def on_graph() -> str:
+    of_edges = product("32x0e", "1o", "1o", weighted=True, on_graph=True).form
+    [kernel] = form.kernels(of_edges, "float32")
+    return kernel.spec.source
+
+
+def fused_rows() -> str:
+    of_rows, mixed = product("32x0e", "0e", "0e"), mixing("32x0e")
+    functions = dict.fromkeys(("even_act", "even_gate_act"), jax.nn.relu)
+    gate = activations.gate(mixed.irreps_out, normalize_act=False, **functions)
+    return rows.forward(Fused.build(of_rows.form, mixed, gate, False), "float32").spec.source
+
+
+EXAMPLES = {
+    layout: packed_row,
+    channels: contracted,
+    llvm_linear: mixed_row,
+    program: sequence,
+    form: on_graph,
+    rows: fused_rows,
+}
+
+
+def lines(text: str) -> str:
+    return "\n".join(" ".join(line.split()) for line in text.splitlines())
+
+
+@pytest.mark.parametrize("module", EXAMPLES, ids=lambda m: m.__name__.removeprefix("eqfuse.ops."))
+def test_the_example_of_a_module_is_what_it_emits(module):
+    """The indented lines that end a docstring are in the kernel; `...` stands for others."""
+    _, _, example = module.__doc__.partition("For example")
+    blocks = [b for b in example.split("\n\n") if b.startswith("    ")]
+    emitted = lines(EXAMPLES[module]())
+    for part in lines(textwrap.dedent("\n".join(blocks))).split("\n...\n"):
+        assert len(part) > 20
+        assert part in emitted

@@ -122,11 +122,11 @@ class RowContraction(Contraction):
             return None
         for number, a, b in parts:
             factors = [factor for factor in (a, b or number) if factor not in (None, one)] or [one]
+            self.operations += bool(total) or len(factors) == 2
             if len(factors) == 2:
                 total = f.fma(*factors, total, lanes) if total else f.mul(*factors, lanes)
             else:
                 total = f.add(total, factors[0], lanes) if total else factors[0]
-            self.operations += 1
         return total
 
     def add(self, paths: list[Path], accumulate):

@@ -48,7 +48,7 @@ def evaluate_form(form: Form, inputs, senders, receivers, num_nodes, num_rows: i
         for ref in path.factors:
             if ref not in known:
                 operand = form.inputs[ref.operand]
-                known[ref] = _read(operand, operand.segments[ref.segment], rows[ref.operand])
+                known[ref] = _values_of(operand, operand.segments[ref.segment], rows[ref.operand])
         value = _value(form, path, [known[ref] for ref in path.factors], wide)
         sums[path.output] = sums[path.output] + value if path.output in sums else value
     outputs = []
@@ -67,7 +67,7 @@ def _elements(operand: Operand, segment: Segment) -> np.ndarray:
     return segment.elements() if operand.channels else segment.elements()[0]
 
 
-def _read(operand: Operand, segment: Segment, rows):
+def _values_of(operand: Operand, segment: Segment, rows):
     """Return one segment, [rows, mul, dim], or [rows, dim] without channels."""
     elements = _elements(operand, segment)
     first, size = segment.offset, elements.size
@@ -201,7 +201,7 @@ def evaluate_linear_form(linear_form: Form, arrays, index, num_rows: int):
 
     def block(ref: SegmentRef):  # [rows, mul, dim]
         operand = linear_form.inputs[ref.operand]
-        return _read(operand, operand.segments[ref.segment], arrays[ref.operand])
+        return _values_of(operand, operand.segments[ref.segment], arrays[ref.operand])
 
     def gradient(term: Term):
         z = block(term.z)
@@ -249,7 +249,7 @@ def apply_gate(gate: Gate, linear: Linear, z):
     """Return the output row of a pre-activation z [rows, linear.size_out]."""
 
     def read(part: Part):  # [rows, mul, dim]
-        return _read(linear.linear_form.outputs[0], linear.place(part), z)
+        return _values_of(linear.linear_form.outputs[0], linear.place(part), z)
 
     columns = [
         read(t.part) * apply(t.act, read(t.gate)) if t.gate else apply(t.act, read(t.part))

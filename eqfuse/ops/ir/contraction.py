@@ -98,7 +98,9 @@ class Contraction:
         if all(index == (0,) for (_, index), _ in entries):
             # no index, so that the sums of all such paths can be shared
             entries = tuple(((c, ()), number) for (c, _), number in entries)
-        scale, sums = self._contract(vectors, entries)
+        scale, entries = self._scaled(entries)
+        more, sums = self._contract(vectors, entries)
+        scale *= more
         names = tuple((ref.operand, ref.segment, 0) for ref in factors)
         factor = self.product(names)
         if scale != 1.0:
@@ -127,7 +129,7 @@ class Contraction:
 
     def _contract(self, vectors: tuple[SegmentRef, ...], entries) -> tuple[float, dict]:
         """Return a scale, and sums over the components of `vectors` for each index of entries."""
-        scale, entries = self._scaled(entries)
+        scale, entries = self._rescaled(entries)
         more, sums = self.known((vectors, entries), lambda: self._sums(vectors, entries))
         return scale * more, sums
 
@@ -137,6 +139,10 @@ class Contraction:
             return 1.0, entries
         scale = _whole(abs(entries[0][1]))
         return scale, tuple((key, self._same(number / scale)) for key, number in entries)
+
+    def _rescaled(self, entries) -> tuple[float, tuple]:
+        """Return the same of a part of scaled entries, which often begins with 1 or -1."""
+        return (1.0, entries) if entries[0][1] in (1.0, -1.0) else self._scaled(entries)
 
     def _same(self, number: float) -> float:
         key = round(number, 12)
@@ -170,7 +176,7 @@ class Contraction:
                     ((c[:n] + c[n + 1 :], (c[n], *index)), number) for (c, index), number in entries
                 )
             )
-            is_known = (rest, self._scaled(inner)[1]) in self._memo
+            is_known = (rest, self._rescaled(inner)[1]) in self._memo
             sums = len({index for (_, index), _ in inner})
             choices.append(((not is_known, sums), n, ref, (rest, inner)))
         _, _, ref, inner = min(choices, key=lambda choice: choice[:2])

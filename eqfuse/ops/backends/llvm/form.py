@@ -6,7 +6,6 @@ from eqfuse.ops.backends.llvm.channels import Groups
 from eqfuse.ops.backends.llvm.layout import Copies, Layout, Machine, Plan
 from eqfuse.ops.backends.llvm.rows import RowsEmitter
 from eqfuse.ops.backends.llvm.text import (
-    BYTES,
     ENDS_OF,
     INDEX_ROLES,
     NODE_INDEX,
@@ -21,6 +20,7 @@ from eqfuse.ops.backends.llvm.text import (
     Pass,
 )
 from eqfuse.ops.ir.form import Form, Index, reductions
+from eqfuse.ops.ir.program import BYTES
 
 ENDS = NODE_INDEX, SENDER_INDEX
 AXES = {Index.ROW: ROWS, Index.SENDER: SENDERS, Index.RECEIVER: NODES, Index.SHARED: -1}

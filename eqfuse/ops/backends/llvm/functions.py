@@ -4,9 +4,10 @@ import math
 import struct
 
 from eqfuse.ops.backends.activations import written_out
-from eqfuse.ops.backends.llvm.text import BYTES, SUFFIX, Function, kind, literal, suffix
+from eqfuse.ops.backends.llvm.text import SUFFIX, Function, kind, literal, suffix
 from eqfuse.ops.ir.functions import FUNCTIONS
 from eqfuse.ops.ir.fused import Activated, Activation, Steps
+from eqfuse.ops.ir.program import BYTES
 
 HIGHEST = 2
 """The highest derivative of an activation that is written out."""

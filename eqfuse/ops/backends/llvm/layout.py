@@ -25,9 +25,10 @@ import functools
 from itertools import compress
 
 from eqfuse.ops._host import DEFAULT_CACHES
-from eqfuse.ops.backends.llvm.text import BYTES, Function
+from eqfuse.ops.backends.llvm.text import Function
 from eqfuse.ops.ir.contraction import Component, Number, split
 from eqfuse.ops.ir.form import Form, Index, Operand, Segment
+from eqfuse.ops.ir.program import BYTES
 
 
 def lanes(mul: int, widest: int) -> int:

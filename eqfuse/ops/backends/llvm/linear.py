@@ -30,7 +30,6 @@ import functools
 
 from eqfuse.ops.backends.llvm.layout import Copies, Layout, Machine, padded
 from eqfuse.ops.backends.llvm.text import (
-    BYTES,
     NODES,
     ROWS,
     Arguments,
@@ -40,6 +39,7 @@ from eqfuse.ops.backends.llvm.text import (
     Pass,
 )
 from eqfuse.ops.ir.form import Form, Operand, Segment, Term
+from eqfuse.ops.ir.program import BYTES
 
 Lanes = tuple[int, int]
 """A vector of channels: the first, and how many."""

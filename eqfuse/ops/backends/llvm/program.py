@@ -45,7 +45,6 @@ from eqfuse.ops.backends.llvm.linear import Layouts, transposed
 from eqfuse.ops.backends.llvm.rows import RowsEmitter
 from eqfuse.ops.backends.llvm.steps import MEMCPY, WRITERS
 from eqfuse.ops.backends.llvm.text import (
-    BYTES,
     DATA,
     DTYPES,
     ENDS_OF,
@@ -60,7 +59,7 @@ from eqfuse.ops.backends.llvm.text import (
 )
 from eqfuse.ops.ir.form import Form, Index, Operand, Segment
 from eqfuse.ops.ir.fused import Activated
-from eqfuse.ops.ir.program import Array, Copy, FormStep, Program, Step
+from eqfuse.ops.ir.program import BYTES, Array, Copy, FormStep, Program, Step
 
 LONGEST = 256
 """Steps in a function, at most: LLVM takes more than twice as long for one of twice as many."""
@@ -333,7 +332,7 @@ class _RowProgramEmitter:
 
     def _form(self, s: int, step):
         """Write the function of a form: of rows, or of nodes and of their rows in the block."""
-        form, local = self._with_channels_side_by_side(step)
+        form, local = self._in_ir_mul(step)
         reduce_over = Index.RECEIVER if self.on_graph else Index.ROW
         outputs = range(len(form.outputs))
         plan = Plan(form, reduce_over, outputs, {}, self.machine, self.dtype, local)
@@ -358,7 +357,7 @@ class _RowProgramEmitter:
                 rows.finish_unit(nodes.index)
         self._add_function(f, name, plan.scratch, groups.cost, reduce_over is not Index.ROW)
 
-    def _with_channels_side_by_side(self, step) -> tuple[Form, list]:
+    def _in_ir_mul(self, step) -> tuple[Form, list]:
         """Return the form of a step with its local operands as they lie there, and their keys."""
         sides, local = [], []
         for side, numbers in (("inputs", step.operands), ("outputs", step.writes)):
@@ -367,7 +366,7 @@ class _RowProgramEmitter:
                 if n in self.program.local:
                     local.append((side.removesuffix("puts"), k))
                     if n in self.program.mixed:
-                        operands[k] = side_by_side(operands[k], self.program.mixed[n])
+                        operands[k] = as_ir_mul(operands[k], self.program.mixed[n])
             sides.append(tuple(operands))
         return Form(*sides, step.form.paths), local
 
@@ -506,7 +505,7 @@ class _RowProgramEmitter:
         f.do(f"store i64 {word}, ptr {f.at(self.table, 8 * number)}, align 8")
 
 
-def side_by_side(operand: Operand, rows: Operand) -> Operand:
+def as_ir_mul(operand: Operand, rows: Operand) -> Operand:
     """Return the operand with each component's channels side by side, by block of a linear form."""
     segments = []
     for s in operand.segments:

@@ -1,8 +1,8 @@
 """Steps of a program that are no forms, as functions: loops of numbers, copies, sums, rows."""
 
 from eqfuse.ops.backends.llvm.functions import FunctionEmitter
-from eqfuse.ops.backends.llvm.text import BYTES, STORED, Function, kind, literal
-from eqfuse.ops.ir.program import Copy, ElementwiseLoop, Gather, Number, Reduce, ScatterAdd
+from eqfuse.ops.backends.llvm.text import STORED, Function, kind, literal
+from eqfuse.ops.ir.program import BYTES, Copy, ElementwiseLoop, Gather, Number, Reduce, ScatterAdd
 
 MEMCPY = "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)"
 

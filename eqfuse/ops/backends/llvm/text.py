@@ -7,7 +7,8 @@ import math
 import struct
 from collections.abc import Callable, Collection
 
-BYTES = {"bool": 1, "int32": 4, "float32": 4, "float64": 8}
+from eqfuse.ops.ir.program import BYTES
+
 TYPES = {"bool": "i1", "int32": "i32", "float32": "float", "float64": "double"}
 STORED = {**TYPES, "bool": "i8"}
 SUFFIX = {"float32": "f32", "float64": "f64"}

@@ -455,7 +455,7 @@ REGISTERS = {"float32": 190, "bfloat16": 190, "float16": 190, "float64": 160}
 # of one kernel at most: beyond this, compiling takes long or, in float64, kernels spill
 TERMS = {"float32": 2600, "bfloat16": 2600, "float16": 2600, "float64": 450}
 TERMS_OF_A_WALK = 2100  # of a kernel that walks edges, at most: one of 2,118 spills on sm_90
-SIDE_BY_SIDE = 1700  # of a kernel that has several edges at a time, at most: of 2,358, some spill
+TERMS_OF_LANES = 1700  # of a kernel with several lanes of edges, at most: of 2,358, some spill
 THREADS_AT_ONCE = 2**15  # of a GPU of 128 multiprocessors, each with as many registers as it may
 
 
@@ -505,7 +505,7 @@ def tasks(form: Form, dtype: str, edge_lanes: int = 1) -> tuple[Task, ...]:
         for chunk in chunks:
             parts = frozenset(accumulated), frozenset(zero_segments), shared
             terms = sum(len(path.terms) for group in chunk for path in group)
-            lanes = edge_lanes if terms <= SIDE_BY_SIDE else 1
+            lanes = edge_lanes if terms <= TERMS_OF_LANES else 1
             found.append(Task(form, chunk, reduce_over, *parts, dtype, lanes))
             accumulated |= found[-1].written
             zero_segments = set()

@@ -53,7 +53,12 @@ def _number(sums) -> Number:
 
 
 class Contraction:
-    """Computes paths; a backend's subclass writes the values, in the order of the calls."""
+    """Computes paths; a backend's subclass writes the values, in the order of the calls.
+
+    It has `load(operand, segment, component)` of an input, `number(number)`, `multiply(a, b)`,
+    `scaled(scale, value)` for a scale that is not 1, and `total(parts)`, the sum of
+    number * a * b over parts (number, a, b). A value that is None is one.
+    """
 
     TOGETHER = 1
     """Vectors that are left in a sum, at most."""
@@ -64,30 +69,6 @@ class Contraction:
         self.form = form
         self._memo: dict = {}
         self._numbers: dict[float, float] = {}  # one for all that are equal but for rounding
-
-    # what a backend writes
-
-    def load(self, operand: int, segment: int, component: int):
-        """Return a component of an input."""
-        raise NotImplementedError
-
-    def number(self, number: Number):
-        """Return a number."""
-        raise NotImplementedError
-
-    def multiply(self, a, b):
-        """Return the product of two values."""
-        raise NotImplementedError
-
-    def scaled(self, scale: float, value):
-        """Return a value times a number that is not 1; None is one."""
-        raise NotImplementedError
-
-    def total(self, parts: list[tuple]):
-        """Return the sum of number * a * b over parts (number, a, b); None is one."""
-        raise NotImplementedError
-
-    # what they have in common
 
     def values(self, path: Path) -> tuple:
         """Return a factor of a path, and the value that it is to be multiplied with by component.

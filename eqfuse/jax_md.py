@@ -15,9 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse.data.neighbors import COINCIDENT
-from eqfuse.data.samples import species_index
-from eqfuse.inference.network import Network
+from eqfuse.data import COINCIDENT, species_index
+from eqfuse.inference import Network
 from eqfuse.ops import Edges
 
 

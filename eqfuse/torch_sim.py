@@ -9,8 +9,7 @@ It needs torch-sim: pip install "eqfuse[torchsim]".
 import jax
 import numpy as np
 
-from eqfuse.inference.evaluator import Evaluator, Placed
-from eqfuse.inference.network import Network
+from eqfuse.inference import Evaluator, Network, Placed
 
 
 def model(

@@ -48,6 +48,18 @@ ALLOWED = {
     "__main__": "cli",
 }
 ALLOWED = {name: {name, "_late", *names.split()} for name, names in ALLOWED.items()}
+# What takes the front of each of these packages alone, and what still takes more.
+DOORS = ("certify", "distill", "md", "export", "jax_md", "torch_sim")
+FRONTS = ("inference", "train", "data", "runs", "models", "ops")
+INSIDE = {
+    "eqfuse.export.command": {"data.readers", "data.structures", "inference.lists"},
+    "eqfuse.export.folder": {"ops._edges", "ops.backends.llvm", "ops.backends.triton"},
+    "eqfuse.export.program": {"inference.evaluator", "ops._edges"},
+    "eqfuse.md.simulation": {"inference.evaluator", "inference.lists"},
+    "eqfuse.md.steps": {
+        f"inference.{name}" for name in ("evaluator", "lists", "network", "programs", "spread")
+    },
+}
 # The layers of ops: what each may import of the others; modules that are not listed are public ops,
 # which may import all. The backends do not import each other.
 LAYERS = {
@@ -178,6 +190,15 @@ def violations(module: str, source: str | None = None) -> list[str]:
     return found
 
 
+def past_fronts(module: str, source: str | None = None) -> set[str]:
+    """Return the modules behind the fronts of other packages that a module imports from."""
+    tree = OURS.trees[module] if source is None else ast.parse(source)
+    bases = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    bases |= {a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names}
+    words = [base.split(".") for base in bases if base]
+    return {".".join(w[1:]) for w in words if w[0] == "eqfuse" and len(w) > 2 and w[1] in FRONTS}
+
+
 def has_circle(graph: dict[str, set[str]]) -> bool:
     try:
         graphlib.TopologicalSorter(graph).prepare()
@@ -189,6 +210,12 @@ def has_circle(graph: dict[str, set[str]]) -> bool:
 
 def test_imports_run_one_way():
     assert [*itertools.chain(*map(violations, OURS.trees))] == []
+
+
+def test_doors_use_the_fronts():
+    doors = (m for m in OURS.trees if m.split(".")[1:2] in [[door] for door in DOORS])
+    assert [m for m in doors if past_fronts(m) - INSIDE.get(m, set())] == []
+    assert past_fronts("eqfuse.md.x", "from eqfuse.ops._edges import orders") == {"ops._edges"}
 
 
 def test_every_layer_is_there():

@@ -1,13 +1,19 @@
 """Tab shows every public name and nothing else; the docstring of the package runs."""
 
+import contextlib
+import doctest
 import importlib.util
 import inspect
+import os
+import re
 import textwrap
 import types
 
+import numpy as np
 import pytest
 
 import eqfuse
+from eqfuse.runs import command
 from tests.lammps.untrained import untrained_run
 
 LATE = {"haiku": "haiku", "equinox": "equinox"}
@@ -44,3 +50,19 @@ def test_the_docstring_of_the_package_runs(tmp_path, monkeypatch, capsys):
     lines = eqfuse.__doc__.splitlines()
     exec(textwrap.dedent("\n".join(line for line in lines if line.startswith("    "))), {})
     assert "(4, 3, 4, 3)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["data", "inference", "runs", "train"])
+def test_every_name_of_a_front_has_an_example_that_runs(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if name == "inference":
+        untrained_run(tmp_path).rename(tmp_path / "first")
+        untrained_run(tmp_path, seed=4).rename(tmp_path / "second")
+    front = importlib.import_module(f"eqfuse.{name}")
+    given = {name: front, "command": command, "contextlib": contextlib, "np": np, "os": os}
+    examples = doctest.DocTestParser().get_doctest(front.__doc__, given, name, None, None)
+    used = re.findall(rf"\b{name}\.(\w+)", "".join(e.source for e in examples.examples))
+    assert {*front.__all__} <= {*used}
+    said = []
+    doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(examples, out=said.append)
+    assert not said, "".join(said)

@@ -19,12 +19,9 @@ from eqfuse.certify.report import Report, check_paths
 from eqfuse.certify.rows import CHECKS, QUESTIONS, REPEATS, Row, worst_of
 from eqfuse.certify.structures import made_structures
 from eqfuse.certify.subjects import Run, Subject, open_subject
-from eqfuse.data import DataError, read_structures
-from eqfuse.data.neighbors import require_apart
-from eqfuse.inference.commands import require_backend
-from eqfuse.runs import command
-from eqfuse.runs.errors import naming
-from eqfuse.runs.schema import BACKEND, POSITIVE, TYPES, setting, word
+from eqfuse.data import DataError, read_structures, require_apart
+from eqfuse.inference import require_backend
+from eqfuse.runs import BACKEND, POSITIVE, TYPES, command, naming, setting, word
 
 RATTLE = 0.03
 """Å, by which atoms of a file are moved at random, so that forces do not vanish by symmetry."""

@@ -15,9 +15,8 @@ from eqfuse.certify.check import frames_of
 from eqfuse.certify.questions import SIGMAS
 from eqfuse.certify.rows import worst_of
 from eqfuse.certify.subjects import Subject, open_subject
-from eqfuse.inference.commands import require_backend
-from eqfuse.runs import command
-from eqfuse.runs.schema import POSITIVE, TYPES, setting, word
+from eqfuse.inference import require_backend
+from eqfuse.runs import POSITIVE, TYPES, command, setting, word
 
 _BINS = (0.0, 1.0, 1.5, 2.0, 2.5, 3.0, np.inf)  # Å, of the nearest neighbour
 _FARTHEST = 4.0

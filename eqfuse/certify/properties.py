@@ -13,7 +13,7 @@ from ase.filters import FrechetCellFilter
 from ase.optimize import FIRE
 from ase.phonons import Phonons
 
-from eqfuse.data.neighbors import neighbor_list
+from eqfuse.data import neighbor_list
 
 _CALLS = 9
 _GAP = 6.0  # Å, of vacuum

@@ -11,8 +11,7 @@ import numpy as np
 from eqfuse import plots
 from eqfuse.certify.rows import CHECKS, Row
 from eqfuse.data import DataError
-from eqfuse.runs import page
-from eqfuse.runs.files import write_whole
+from eqfuse.runs import page, write_whole
 
 FORMAT = 1
 """Of the JSON; a reader of several reports compares it."""

@@ -17,8 +17,7 @@ from ase.stress import full_3x3_to_voigt_6_stress as to_voigt
 
 from eqfuse.certify import worker
 from eqfuse.data import DataError
-from eqfuse.inference.calculator import Calculator
-from eqfuse.inference.predict import predict
+from eqfuse.inference import Calculator, predict
 
 _ATOMS_AT_ONCE = 500
 

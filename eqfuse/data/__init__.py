@@ -1,16 +1,58 @@
-"""Structures, neighbour lists and batches: data for interatomic potentials, in Å and eV."""
+"""Structures, neighbour lists and batches: data for interatomic potentials, in Å and eV.
+
+Files and ASE's atoms become structures, and structures batches:
+
+    >>> import ase.io
+    >>> structures = data.read_embedded("ethanol")[:8]
+    >>> [*data.fit_reference_energies(structures)]
+    [1, 6, 8]
+    >>> dataset = data.Dataset.build(structures, cutoff=4.0, references="average")
+    >>> isinstance(dataset.train[0], data.Sample), len(dataset.train)
+    (True, 7)
+    >>> batch = next(data.prefetched(data.Batcher(dataset.train, 2).batches()))
+    >>> isinstance(batch, data.Batch), isinstance(batch.labels, data.Labels)
+    (True, True)
+    >>> data.collate(dataset.train[:1], data.Shape(10, 100, 2)).graph.species.shape
+    (10,)
+
+    >>> water = ase.Atoms("OH2", [(0, 0, 0), (0.96, 0, 0), (-0.24, 0.93, 0)])
+    >>> ase.io.write("water.xyz", water)
+    >>> [atoms.get_chemical_formula() for atoms in data.iterate_atoms("water.xyz")]
+    ['H2O']
+    >>> how = {"keys": data.Keys(energy="E"), "units": data.Units.of("Ha", "Bohr")}
+    >>> [read] = data.read_structures("water.xyz", **how, require_labels=False)
+    >>> isinstance(read, data.Structure), read.energy
+    (True, None)
+    >>> senders, receivers, shifts = data.neighbor_list(water.positions, water.cell, water.pbc, 1.2)
+    >>> len(senders), data.species_index(water.numbers, [1, 8])
+    (4, array([1, 0, 0], dtype=int32))
+    >>> [row["group"] for row in data.error_table([data.of_atoms(water)], [read])]
+    ['all', 'element H', 'element O']
+    >>> ase.io.write("atoms.xyz", ase.Atoms("H", info={"E": -13.6}))
+    >>> data.isolated_atom_energies("atoms.xyz", energy_key="E")
+    {1: -13.6}
+    >>> water.positions[1] = data.COINCIDENT
+    >>> try:
+    ...     data.require_apart(water)
+    ... except data.DataError as error:
+    ...     print(str(error)[:21])
+    atoms 0 and 1 overlap
+"""
 
 from eqfuse.data.batching import Batch, Batcher, Labels, Shape, collate
 from eqfuse.data.dataset import Dataset
+from eqfuse.data.error_table import error_table
 from eqfuse.data.lazy import prefetched
-from eqfuse.data.neighbors import neighbor_list
-from eqfuse.data.readers import Keys, Units, read_structures
+from eqfuse.data.neighbors import COINCIDENT, neighbor_list, require_apart
+from eqfuse.data.readers import Keys, Units, iterate_atoms, read_structures
+from eqfuse.data.readers.ase_files import of_atoms
 from eqfuse.data.readers.embedded import read_embedded
 from eqfuse.data.references import fit_reference_energies, isolated_atom_energies
-from eqfuse.data.samples import Sample
+from eqfuse.data.samples import Sample, species_index
 from eqfuse.data.structures import DataError, Structure
 
 __all__ = [
+    "COINCIDENT",
     "Batch",
     "Batcher",
     "DataError",
@@ -22,12 +64,17 @@ __all__ = [
     "Structure",
     "Units",
     "collate",
+    "error_table",
     "fit_reference_energies",
     "isolated_atom_energies",
+    "iterate_atoms",
     "neighbor_list",
+    "of_atoms",
     "prefetched",
     "read_embedded",
     "read_structures",
+    "require_apart",
+    "species_index",
 ]
 
 

@@ -14,15 +14,12 @@ from eqfuse.certify import properties
 from eqfuse.certify.check import Certificate
 from eqfuse.certify.report import Report
 from eqfuse.certify.subjects import Run
-from eqfuse.data.error_table import error_table
-from eqfuse.data.readers.ase_files import of_atoms
+from eqfuse.data import error_table, of_atoms
 from eqfuse.distill import sampling
 from eqfuse.distill.settings import KINDS
-from eqfuse.inference.predict import predict
+from eqfuse.inference import predict
 from eqfuse.md.langevin import timestep_of
-from eqfuse.runs import page
-from eqfuse.runs.files import write_whole
-from eqfuse.runs.log import machine, say
+from eqfuse.runs import machine, page, say, write_whole
 
 FORMAT = 4  # of the JSON
 _MOST_ATOMS = 48  # of a structure whose minimum, elastic constants and phonons are computed

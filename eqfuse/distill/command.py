@@ -4,8 +4,7 @@ import functools
 from pathlib import Path
 
 from eqfuse.distill.settings import CHANGEABLE, Distill, read
-from eqfuse.runs import command
-from eqfuse.runs.errors import CheckpointError, ConfigError
+from eqfuse.runs import CheckpointError, ConfigError, command
 
 
 def main(arguments: list[str]) -> int:

@@ -27,12 +27,19 @@ from eqfuse.distill.sampling import RATTLE, RATTLED, STRAIN, Limits, cells_of
 from eqfuse.distill.settings import KINDS, SETTINGS, Distill
 from eqfuse.distill.student import errors_of, fast_enough, train
 from eqfuse.distill.teacher import labelled, open_teacher
-from eqfuse.inference.predict import predict
+from eqfuse.inference import predict
 from eqfuse.md.structures import read_frames
-from eqfuse.runs.errors import Interrupted, TrainingFailed
-from eqfuse.runs.files import made, write_table, write_whole
-from eqfuse.runs.log import Log, say, warn
-from eqfuse.runs.schema import absolute
+from eqfuse.runs import (
+    Interrupted,
+    Log,
+    TrainingFailed,
+    absolute,
+    made,
+    say,
+    warn,
+    write_table,
+    write_whole,
+)
 
 FORCES, ENERGY, SPREAD = "forces_rmse_mev_per_a", "energy_rmse_mev_per_atom", "spread_mev_per_a"
 _MOST = 20, 100  # times the steps of a round, of the last training: where aims are met, and not

@@ -10,8 +10,7 @@ from ase.data import chemical_symbols
 from eqfuse.certify.properties import closeness, is_dense
 from eqfuse.data import DataError
 from eqfuse.distill.teacher import labelled
-from eqfuse.inference.network import Network
-from eqfuse.inference.predict import predict
+from eqfuse.inference import Network, predict
 from eqfuse.md.langevin import langevin, timestep_of
 
 RATTLED = 8  # one of so many labels is a strained and rattled cell

@@ -6,9 +6,7 @@ import math
 from pathlib import Path
 from typing import Literal
 
-from eqfuse.runs import schema
-from eqfuse.runs.errors import ConfigError
-from eqfuse.runs.schema import NOT_NEGATIVE, POSITIVE, Range, require, setting, word
+from eqfuse.runs import NOT_NEGATIVE, POSITIVE, ConfigError, Range, require, schema, setting, word
 
 KINDS = ("labels", "new", "own", "last")
 """Frames to train on, of new trajectories of the teacher, the student's and the last student's."""

@@ -15,15 +15,11 @@ import eqfuse
 from eqfuse.certify.properties import seconds
 from eqfuse.convert.conversion import write_run
 from eqfuse.convert.untrained import random_network
-from eqfuse.data.error_table import error_table
-from eqfuse.data.readers.ase_files import of_atoms
+from eqfuse.data import error_table, of_atoms
 from eqfuse.distill.sampling import of_dynamics
 from eqfuse.inference import uncertainty
-from eqfuse.inference.network import UNCERTAINTY
-from eqfuse.runs.files import has_checkpoint
-from eqfuse.runs.log import say, warn
-from eqfuse.train.arguments import parse
-from eqfuse.train.main import fit
+from eqfuse.runs import has_checkpoint, say, warn
+from eqfuse.train import fit, parse
 
 LADDER = (
     "lmax=2 channels=32 layers=3 cutoff=5",
@@ -72,7 +68,7 @@ def train(folder: Path, labels, atoms, settings: str, steps: int, *, seed=0, sta
       start: the run of the round before, whose network is trained on; None for a new one.
     """
     run, sides = folder / "run", ([], [])
-    if (run / UNCERTAINTY).exists():
+    if (run / uncertainty.UNCERTAINTY).exists():
         return run
     for k, frame in enumerate(labels):
         sides[k % 3 == 2 if k < 12 else k % 8 == 7].append(frame)

@@ -10,7 +10,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 import eqfuse
 from eqfuse.certify.subjects import RemoteCalculator
 from eqfuse.certify.worker import compute
-from eqfuse.runs.errors import ConfigError
+from eqfuse.runs import ConfigError
 
 
 def open_teacher(name: str, *, python: str | None = None, head: str | None = None) -> Calculator:

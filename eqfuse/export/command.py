@@ -12,10 +12,7 @@ from eqfuse.export.folder import ENGINES, MANIFEST, export_folder, ladder
 from eqfuse.export.plugin import PLUGIN, SCRIPT
 from eqfuse.export.program import RADIAL, export
 from eqfuse.inference.lists import room_for_pairs
-from eqfuse.runs import command
-from eqfuse.runs.errors import ConfigError
-from eqfuse.runs.files import head_file
-from eqfuse.runs.schema import setting, word
+from eqfuse.runs import ConfigError, command, head_file, setting, word
 from eqfuse.train import read_metadata
 
 TARGETS = {"cuda": "sm_80", "rocm": "gfx942"}

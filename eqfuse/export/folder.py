@@ -30,13 +30,13 @@ from eqfuse.export.exchange import exchanging, fetch
 from eqfuse.export.plugin import find_headers, find_pjrt, write_plugin
 from eqfuse.export.program import RADIAL, of_vectors
 from eqfuse.export.sizes import portable_artifact, programs_of
-from eqfuse.inference.network import Network
+from eqfuse.inference import Network
 from eqfuse.models import Allegro
 from eqfuse.ops import Edges
 from eqfuse.ops._edges import orders
 from eqfuse.ops.backends.llvm import library, machine
 from eqfuse.ops.backends.triton import runtime as launches
-from eqfuse.runs.errors import ConfigError
+from eqfuse.runs import ConfigError
 
 FORMAT = 3
 """Version of the folder, its first line; readers refuse others."""

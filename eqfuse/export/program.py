@@ -15,12 +15,11 @@ from ase.data import chemical_symbols
 from jax.interpreters import partial_eval
 
 from eqfuse import __version__
+from eqfuse.inference import Network
 from eqfuse.inference.evaluator import add_forces, energies_and_gradient
-from eqfuse.inference.network import Network
 from eqfuse.ops import Edges
 from eqfuse.ops._edges import orders
-from eqfuse.runs.errors import ConfigError
-from eqfuse.runs.files import write_whole
+from eqfuse.runs import ConfigError, write_whole
 
 RADIAL = ("auto", "network", "table")
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")

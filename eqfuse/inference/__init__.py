@@ -1,23 +1,78 @@
-"""Trained networks at work: predictions, ASE's calculator, errors on a file."""
+"""Trained networks at work: predictions, ASE's calculator, errors on a file.
 
+Of a run, here one of copper and aluminium; `eqfuse.Calculator` and some others are these:
+
+    >>> import ase.build
+    >>> atoms = ase.build.bulk("Cu", cubic=True)
+    >>> inference.require_backend("xla")
+    >>> network = inference.Network("first")
+    >>> [predicted] = inference.predict(network, [atoms])
+    >>> isinstance(predicted, inference.Predicted), predicted.forces.shape, predicted.spread
+    (True, (4, 3), None)
+    >>> atoms.calc = inference.Calculator("first")
+    >>> bool(abs(atoms.get_potential_energy() - predicted.energy) < 1e-4)
+    True
+    >>> inference.write_atoms("copper.xyz", [atoms], "extxyz")
+    >>> inference.descriptors("first", atoms).shape, inference.hessian("first", atoms).shape
+    ((4, 8), (4, 3, 4, 3))
+    >>> [structure] = inference.as_structures("copper.xyz")
+    >>> inference.unlike_training(network, [structure])
+    []
+    >>> evaluator = inference.Evaluator(network)  # of many steps, whose list of neighbours is kept
+    >>> placed = inference.Placed(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)
+    >>> evaluator.run(evaluator.list([placed])).forces.shape
+    (4, 3)
+
+Several networks have a spread; so has one to which `eqfuse uncertainty` fitted it:
+
+    >>> networks = inference.load_networks(["first", "second"])
+    >>> [predicted] = inference.predict(networks, [atoms])
+    >>> isinstance(predicted.spread, inference.Spread)
+    True
+    >>> inference.Committee(["first", "second"]).get_potential_energy(atoms) == predicted.energy
+    True
+    >>> for door in (inference.with_spread, lambda one: inference.born_charges("first", atoms)):
+    ...     try:
+    ...         door(network)
+    ...     except ValueError as error:
+    ...         print(type(error).__name__)
+    CheckpointError
+    ConfigError
+"""
+
+from eqfuse._late import late
 from eqfuse.inference.calculator import Calculator, Committee, hessian
 from eqfuse.inference.charges import born_charges
 from eqfuse.inference.descriptors import descriptors
-from eqfuse.inference.network import Network, load_networks
-from eqfuse.inference.predict import Predicted, Spread, predict
+from eqfuse.inference.evaluator import Evaluator, Placed
+from eqfuse.inference.network import Network, load_networks, unlike_training
+from eqfuse.inference.predict import Predicted, Spread, as_structures, predict
+from eqfuse.inference.spread import with_spread
 
+_LATE = {
+    "require_backend": "eqfuse.inference.commands",
+    "write_atoms": "eqfuse.inference.commands",
+}
 __all__ = [
     "Calculator",
     "Committee",
+    "Evaluator",
     "Network",
+    "Placed",
     "Predicted",
     "Spread",
+    "as_structures",
     "born_charges",
     "descriptors",
     "hessian",
     "load_networks",
     "predict",
+    "require_backend",
+    "unlike_training",
+    "with_spread",
+    "write_atoms",
 ]
+__getattr__, _ = late(__name__, _LATE)
 
 
 def __dir__() -> list[str]:

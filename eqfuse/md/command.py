@@ -4,10 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from eqfuse.md.settings import RelaxSettings, Settings
-from eqfuse.runs import command
-from eqfuse.runs.errors import ConfigError, TrainingFailed
-from eqfuse.runs.schema import setting, word
-from eqfuse.runs.stopping import exit_code
+from eqfuse.runs import ConfigError, TrainingFailed, command, exit_code, setting, word
 
 USAGE = "eqfuse md RUN START [name=value ...], or eqfuse md resume=FOLDER [steps=N]; see --help"
 
@@ -86,7 +83,7 @@ def relax_main(options: Relax):
     target = options.out or options.file.with_name(f"{options.file.stem}_relaxed.xyz")
     if target.exists():
         raise ConfigError(f"{target} exists; remove it, or give another file")
-    from eqfuse.inference.commands import write_atoms
+    from eqfuse.inference import write_atoms
     from eqfuse.md.relaxation import relax
     from eqfuse.md.structures import read_frames
 

@@ -9,12 +9,10 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.filters import UnitCellFilter
 from ase.optimize import FIRE
 
-from eqfuse.data import DataError, Structure
-from eqfuse.data.neighbors import require_apart
-from eqfuse.data.samples import species_index
-from eqfuse.inference.calculator import Calculator
+from eqfuse.data import DataError, Structure, require_apart, species_index
+from eqfuse.inference import Calculator
 from eqfuse.md.settings import RelaxSettings
-from eqfuse.runs.errors import naming
+from eqfuse.runs import naming
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,14 +4,14 @@ import dataclasses
 import os
 from typing import Literal
 
-from eqfuse.runs.errors import ConfigError
-from eqfuse.runs.schema import (
+from eqfuse.runs import (
     BACKEND,
     DISPERSION,
     FINITE,
     NOT_NEGATIVE,
     POSITIVE,
     TYPES,
+    ConfigError,
     check_ranges,
     setting,
 )

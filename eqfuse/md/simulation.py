@@ -13,22 +13,30 @@ from ase.md.velocitydistribution import Stationary
 
 from eqfuse import ops
 from eqfuse.data import DataError
+from eqfuse.inference import Network, as_structures, predict, unlike_training, with_spread
 from eqfuse.inference.evaluator import Sizes
 from eqfuse.inference.lists import Grid
-from eqfuse.inference.network import Network, unlike_training
-from eqfuse.inference.predict import as_structures, predict
-from eqfuse.inference.spread import with_spread
 from eqfuse.md.integrators import State
 from eqfuse.md.settings import Settings
 from eqfuse.md.steps import COLUMNS, LIMIT, MOST_STEPS, Advanced, Room, Stepper, side_by_side
 from eqfuse.md.structures import Member, initial_velocities, structures_of
-from eqfuse.models.ewald import Reach
-from eqfuse.runs.errors import CheckpointError, ConfigError, Interrupted, TrainingFailed, naming
-from eqfuse.runs.files import encode, made, read_file, require_free, write_whole
-from eqfuse.runs.log import warn
-from eqfuse.runs.schema import written
-from eqfuse.runs.stopping import StopRequest
-from eqfuse.train.terminal import duration
+from eqfuse.models import Reach
+from eqfuse.runs import (
+    CheckpointError,
+    ConfigError,
+    Interrupted,
+    StopRequest,
+    TrainingFailed,
+    encode,
+    made,
+    naming,
+    read_file,
+    require_free,
+    warn,
+    write_whole,
+    written,
+)
+from eqfuse.train import duration
 
 _CHECKPOINT, _FORMAT = "checkpoint.safetensors", 4
 _FRICTION = 10.0  # 1/ps, at least, of equilibrate=

@@ -12,7 +12,8 @@ import numpy as np
 from ase import units
 
 from eqfuse.data import DataError
-from eqfuse.inference.evaluator import Geometry, Placed, Sizes, evaluate, strain_derivatives
+from eqfuse.inference import Network, Placed
+from eqfuse.inference.evaluator import Geometry, Sizes, evaluate, strain_derivatives
 from eqfuse.inference.lists import (
     Grid,
     Needed,
@@ -24,14 +25,14 @@ from eqfuse.inference.lists import (
     padded_pairs,
     room_in_boxes,
 )
-from eqfuse.inference.network import Module, Network
+from eqfuse.inference.network import Module
 from eqfuse.inference.programs import Kept
 from eqfuse.inference.spread import spread_of_atoms
 from eqfuse.md.integrators import CHAIN, Integrator, State, volume
 from eqfuse.md.settings import Settings
-from eqfuse.models.ewald import Reach
-from eqfuse.runs.process import give_back
-from eqfuse.train.dispersion import Dispersion
+from eqfuse.models import Reach
+from eqfuse.runs import give_back
+from eqfuse.train import Dispersion
 
 _SHRINKING = 0.94  # of lengths of a cell under pressure, before other boxes are needed
 _GROWING = 1.2  # of the waves of sums of charges, where a cell has outgrown them

@@ -13,18 +13,20 @@ import numpy as np
 from ase import units
 from ase.calculators.singlepoint import SinglePointCalculator
 
-from eqfuse.data import DataError, Structure, neighbor_list
-from eqfuse.data.neighbors import require_apart
-from eqfuse.data.readers import iterate_atoms
-from eqfuse.data.readers.format import collected
-from eqfuse.data.samples import species_index
-from eqfuse.inference.network import Network
+from eqfuse.data import (
+    DataError,
+    Structure,
+    iterate_atoms,
+    neighbor_list,
+    require_apart,
+    species_index,
+)
+from eqfuse.inference import Network
 from eqfuse.md.integrators import State
 from eqfuse.md.settings import Settings
 from eqfuse.md.steps import COLUMNS
 from eqfuse.plots import dynamics
-from eqfuse.runs.errors import CheckpointError, ConfigError
-from eqfuse.runs.files import write_table
+from eqfuse.runs import CheckpointError, ConfigError, write_table
 
 TABLE, PICTURE, DISTANCES = "thermo.csv", "thermo.png", "distances.csv"
 REACH, WIDTH = 8.0, 0.05
@@ -61,8 +63,8 @@ def read_frames(path, types=None, *, last: bool = False) -> list[ase.Atoms]:
     """
     frames = iterate_atoms(path, types=types)
     if not last:
-        return collected(frames, path)
-    [(number, atoms)] = collected(deque(enumerate(frames), 1), path)
+        return [*frames]
+    [(number, atoms)] = deque(enumerate(frames), 1)
     if number:
         print(f"start: frame {number} of {path}, its last")
     return [atoms]

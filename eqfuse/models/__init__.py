@@ -10,6 +10,7 @@ import jax
 from eqfuse import ops
 from eqfuse.graph import Graph
 from eqfuse.models.allegro import Allegro
+from eqfuse.models.ewald import Reach
 from eqfuse.models.heads import node_energies
 from eqfuse.models.mace import MACE
 from eqfuse.models.nequip import NequIP
@@ -25,6 +26,7 @@ __all__ = [
     "NequIP",
     "Potential",
     "Prediction",
+    "Reach",
     "build",
     "compile_predict",
     "ops_summary",

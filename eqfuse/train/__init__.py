@@ -1,4 +1,37 @@
-"""Training: from Python as by `eqfuse train`, and the networks of runs."""
+"""Training: from Python as by `eqfuse train`, and the networks of runs.
+
+    >>> class Short(train.Callback):
+    ...     def on_start(self, folder, settings):
+    ...         print(settings["model"]["name"])
+    >>> settings = ["data=ethanol", "data.train=8", "channels=4", "layers=1", "steps=2"]
+    >>> train.parse(settings).model.channels
+    4
+    >>> folder = train.fit(*settings, run="first", callbacks=[Short()])
+    data       ethanol, embedded
+    ...
+    nequip
+    ...
+    >>> module, params, metadata = train.load_run(folder)
+    >>> train.read_metadata(folder)["species"] == metadata["species"] == [1, 6, 8]
+    True
+    >>> train.Dispersion.of_run(metadata), train.duration(125)
+    (None, '2m 05s')
+
+It raises `CheckpointError`, `ConfigError`, `Interrupted` and `TrainingFailed`:
+
+    >>> try:
+    ...     train.fit("data=ethanol", layers=-1)
+    ... except train.ConfigError as error:
+    ...     print(error)
+    model.layers=-1 is impossible: it must be finite and greater than zero
+    >>> try:
+    ...     train.load_run("second")
+    ... except train.CheckpointError as error:
+    ...     print(str(error).replace(os.getcwd(), "here"))
+    here/second has no checkpoint (best or last); there is no such file or folder
+    >>> [issubclass(kind, RuntimeError) for kind in (train.Interrupted, train.TrainingFailed)]
+    [False, True]
+"""
 
 from eqfuse._late import late
 
@@ -6,10 +39,13 @@ _LATE = {
     "Callback": "eqfuse.train.results",
     "CheckpointError": "eqfuse.runs.errors",
     "ConfigError": "eqfuse.runs.errors",
+    "Dispersion": "eqfuse.train.dispersion",
     "Interrupted": "eqfuse.runs.errors",
     "TrainingFailed": "eqfuse.runs.errors",
+    "duration": "eqfuse.train.terminal",
     "fit": "eqfuse.train.main",
     "load_run": "eqfuse.runs.checkpoint",
+    "parse": "eqfuse.train.arguments",
     "read_metadata": "eqfuse.runs.checkpoint",
 }
 __all__ = [*_LATE]

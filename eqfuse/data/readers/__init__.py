@@ -18,7 +18,7 @@ from ase.io.formats import open_with_compression
 from eqfuse.data.lazy import reported
 from eqfuse.data.readers.ase_files import frames_by_ase, of_atoms, unlabelled
 from eqfuse.data.readers.extxyz import frames_of_extxyz, label_candidates
-from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, collected, named
+from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, collected, named, some
 from eqfuse.data.readers.hdf5 import frames_of_hdf5
 from eqfuse.data.readers.lammps import frames_of_lammps
 from eqfuse.data.readers.lmdb_files import frames_of_lmdb
@@ -139,7 +139,7 @@ def iterate_atoms(
     They have velocities, masses, constraints and other properties where the file has them.
     """
     frames = named(_frames(path, None, USUAL_KEYS, types), path, unlabelled)
-    return reported(frames, f"frames of {path} read")
+    return some(reported(frames, f"frames of {path} read"), path)
 
 
 def missing_label(path: str | os.PathLike, name: str, keys: Keys, format: str | None = None) -> str:

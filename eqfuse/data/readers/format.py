@@ -123,6 +123,16 @@ def lines_of(path: str | os.PathLike) -> Iterator[str]:
         raise DataError(f"{path} cannot be read as text: {err}") from err
 
 
+def some(frames: Iterable, path: str | os.PathLike) -> Iterator:
+    """Yield the frames of a file; refuse one without any."""
+    is_empty = True
+    for frame in frames:
+        is_empty = False
+        yield frame
+    if is_empty:
+        raise DataError(f"{path} has no frames; give a file with structures in it")
+
+
 def collected(
     structures: Iterable, path: str | os.PathLike, missing: Callable[[str], str] | None = None
 ) -> list:
@@ -131,9 +141,7 @@ def collected(
     `missing` gives the advice for energies or forces, by name, that no frame has; None where a file
     may lack them.
     """
-    structures = list(structures)
-    if not structures:
-        raise DataError(f"{path} has no frames; give a file with structures in it")
+    structures = [*some(structures, path)]
     if missing is None:
         return structures
     frames = [s for s in structures if not s.is_isolated_atom]

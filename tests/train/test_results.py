@@ -106,6 +106,7 @@ def test_the_log_and_the_page_hold_everything_and_the_page_needs_no_network(ende
         "network    NequIP, 66 parameters\n",
         "\n     3 ",
         "all steps done after ",
+        ": E in meV/atom, F in meV/Å\n",
         "  test        config_type wet",
     ):
         assert part in log

@@ -106,10 +106,10 @@ def test_the_log_and_the_page_hold_everything_and_the_page_needs_no_network(ende
         "network    NequIP, 66 parameters\n",
         "\n     3 ",
         "all steps done after ",
-        ": E in meV/atom, F in meV/Å\n",
         "  test        config_type wet",
     ):
         assert part in log
+    assert re.search(r"of the best network, of epoch \d: E in meV/atom, F in meV/Å\n", log)
     assert "\x1b" not in log
     assert log.index("warning: the fit") < log.index("species    H O")
     for part in (

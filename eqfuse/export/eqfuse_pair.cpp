@@ -1,4 +1,4 @@
-// A network that `eqfuse export for=lammps` wrote as a pair style of LAMMPS, loaded by its PLUGIN package.
+// A network that `eqfuse export` wrote as a pair style of LAMMPS, loaded by its PLUGIN package.
 //
 //   plugin load FOLDER/eqfuseplugin.so
 //   pair_style eqfuse FOLDER
@@ -85,8 +85,8 @@ class Requests {
   const Engine::Rows *rows = nullptr;
 };
 
-// Gives each rank of a machine its own cores, unless the launcher has done so. Returns its number among them.
-int share_cores(MPI_Comm world) {
+// Gives each rank of a machine its own cores, unless the launcher has done so.
+void share_cores(MPI_Comm world) {
   MPI_Comm here;
   int rank, size;
   MPI_Comm_split_type(world, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here);
@@ -108,7 +108,6 @@ int share_cores(MPI_Comm world) {
     for (int k = 0; k < each; ++k) CPU_SET(cores[first + k], &own);
     sched_setaffinity(0, sizeof(own), &own);
   }
-  return rank;
 }
 
 class PairEqfuse : public Pair {
@@ -126,17 +125,16 @@ class PairEqfuse : public Pair {
   }
 
   void settings(int count, char **words) override {
-    if (count < 1 || count > 2) error->all(FLERR, "pair_style eqfuse takes a folder of 'eqfuse export for=lammps', and perhaps a PJRT plug-in");
+    if (count < 1 || count > 2) error->all(FLERR, "pair_style eqfuse takes a folder of 'eqfuse export', and perhaps a PJRT plug-in");
     if (std::string(update->unit_style) != "metal") error->all(FLERR, "pair_style eqfuse computes in eV and A: set 'units metal', got {}", update->unit_style);
-    static const int number = share_cores(world);  // before XLA starts its threads
+    static bool shared = false;  // before XLA starts its threads
+    if (!shared) share_cores(world), shared = true;
     eqfuse::keep_memory();
     try {
-      engine = std::make_unique<Engine>(words[0], count > 1 ? words[1] : "", number);
+      engine = std::make_unique<Engine>(words[0], count > 1 ? words[1] : "");
     } catch (const std::exception &problem) {
       error->one(FLERR, "pair_style eqfuse: {}", problem.what());
     }
-    if (engine->hops > 1)
-      error->all(FLERR, "{} needs ghosts within {} cutoffs; write it with 'eqfuse export for=lammps', whose layers exchange features", words[0], engine->hops);
     folder = words[0];
     engine->exchange = [this](const Engine::Rows &rows, bool reverse) { requests.ask(rows, reverse); };
     comm_forward = comm_reverse = numbers_of(engine->widest);

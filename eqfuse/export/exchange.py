@@ -19,17 +19,12 @@ FORWARD, REVERSE = "eqfuse_forward", "eqfuse_reverse"
 
 @contextlib.contextmanager
 def exchanging(fetch):
-    """Let each product on a graph read `fetch(x)` in the place of x, [n_receivers, irreps].
-
-    Where all nodes have rows, those of the first layer are known everywhere, and are not fetched.
-    """
+    """Let each product on a graph read `fetch(x)` in the place of x, [n_receivers, irreps]."""
 
     def intercept(layer, arguments, named, context):
         is_product = isinstance(context.module, ops.TensorProductLinear)
         if is_product and context.method_name == "__call__":
             x, *rest = arguments
-            if rest[2].num_receivers is None and "layer_0" in context.module.path:
-                return layer(*arguments, **named)
             arguments = (e3nn.IrrepsArray(x.irreps, fetch(x.array)), *rest)
         return layer(*arguments, **named)
 

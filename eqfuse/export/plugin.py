@@ -68,19 +68,18 @@ def _date(version: str) -> str:
     return f"{int(day)} {names[int(month) - 1]} {year}"
 
 
-def write_plugin(part: Path, folder: Path, headers: Headers | None) -> bool:
+def write_plugin(part: Path, folder: Path, headers: Headers) -> bool:
     """Write the script that compiles the plug-in of a folder, and compile it where g++ is.
 
     Args:
       part: where the folder is being written, with its sources.
       folder: where it will be.
-      headers: of LAMMPS; None to write a script that names none.
+      headers: of LAMMPS.
     Returns:
       whether the plug-in was compiled.
     Raises:
       ConfigError: a compiler that fails, with what it said.
     """
-    headers = headers or Headers((Path("LAMMPS/src"),), "VERSION", "mpicxx")
     script = shlex.join(["sh", str(folder.resolve() / SCRIPT)])
     defined = {"EQFUSE_LAMMPS_VERSION": headers.version, "EQFUSE_COMPILE": script}
     command = [headers.compiler, *["-O2", "-std=c++17", "-fPIC", "-shared"]]
@@ -91,7 +90,7 @@ def write_plugin(part: Path, folder: Path, headers: Headers | None) -> bool:
              'cd "$(dirname "$0")"',
              f"${{MPICXX:-{shlex.quote(command[0])}}} {shlex.join(command[1:])}"]  # fmt: skip
     (part / SCRIPT).write_text("\n".join(lines) + "\n")
-    if headers.version == "VERSION" or shutil.which(headers.compiler) is None:
+    if shutil.which(headers.compiler) is None:
         return False
     done = subprocess.run(command, cwd=part, capture_output=True, text=True)
     if done.returncode:
@@ -99,19 +98,10 @@ def write_plugin(part: Path, folder: Path, headers: Headers | None) -> bool:
     return True
 
 
-def find_pjrt(platform: str) -> str | None:
-    """Return the path of an installed PJRT plug-in for a platform: cpu, cuda or rocm; or None."""
-    known = {
-        "cpu": [("lammps_jax_pjrt_cpu", "pjrt_c_api_cpu_plugin.so")],
-        "cuda": [(f"jax_plugins.xla_cuda{v}", "xla_cuda_plugin.so") for v in (13, 12)],
-        "rocm": [("jax_plugins.xla_rocm7", "xla_rocm_plugin.so")],
-    }
-    for package, name in known[platform]:
-        try:
-            found = importlib.util.find_spec(package)
-        except ModuleNotFoundError:
-            continue
-        for place in (found and found.submodule_search_locations) or ():
-            if (Path(place) / name).exists():
-                return str(Path(place) / name)
+def find_pjrt() -> str | None:
+    """Return the path of XLA's PJRT plug-in for CPUs, of the wheel lammps-jax-pjrt-cpu, or None."""
+    found = importlib.util.find_spec("lammps_jax_pjrt_cpu")
+    for place in (found and found.submodule_search_locations) or ():
+        if (Path(place) / "pjrt_c_api_cpu_plugin.so").exists():
+            return str(Path(place) / "pjrt_c_api_cpu_plugin.so")
     return None

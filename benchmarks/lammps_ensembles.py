@@ -70,7 +70,7 @@ def in_lammps(run, atoms, ensemble: str, steps: int, dtype: str, kelvin: float, 
         given = {"velocities": True, "masses": True, "units": "metal", "specorder": elements}
         write_lammps_data(place / "atoms", atoms, **given)
         sizes = [(len(atoms), 40 * len(atoms))]
-        folder = export_folder(run, place / "a", engine="lammps", sizes=sizes, dtype=dtype)
+        folder = export_folder(run, place / "a", sizes=sizes, dtype=dtype)
         own = {"folder": folder, "fix": fix, "steps": steps, "elements": " ".join(elements)}
         (place / "in.lammps").write_text(INPUT.format(**own))
         tools = Path(sys.executable).parent

@@ -122,7 +122,7 @@ def main():
             if options.ladder:
                 pairs = neighbor_list(atoms.positions, atoms.cell, atoms.pbc, cutoff)[0]
                 sizes = ladder(len(pairs) / len(atoms), len(atoms))
-            export_folder(run, place / "folder", engine="lammps", types=types, sizes=sizes)
+            export_folder(run, place / "folder", types=types, sizes=sizes)
             pair = PAIR.format(symbol=" ".join(types))
             ways = {"ASE": lambda run=run, atoms=atoms: run_ase(run, atoms, options.steps)}
             ways["eqfuse md"] = lambda run=run, atoms=atoms: run_md(run, atoms, options.steps)

@@ -44,7 +44,7 @@ class Export:
 
     run: str = word("folder of the run, or file of its network")
     folder: Path = word("to write")
-    for_: str = setting("lammps", "what runs it: lammps, whose folder C++ reads, too", None, _engine)
+    for_: str = setting("lammps", "what runs it: lammps, and C++ by a header", None, _engine)
     which: Literal["best", "last"] | None = setting(None, "checkpoint; null: the best there is")
     dtype: Literal["float32", "float64"] | None = setting(None, "null: that of the run")
     radial: Literal[*RADIAL] = setting("auto", "how functions of lengths are computed")

@@ -90,7 +90,7 @@ def folders(tmp_path_factory):
         if (model, dtype, layers) not in made:
             place = tmp_path_factory.mktemp(model)
             run = untrained_run(place, model, dtype=dtype, layers=layers)
-            folder = export_folder(run, place / "folder", engine="lammps", sizes=SIZES)
+            folder = export_folder(run, place / "folder", sizes=SIZES)
             made[model, dtype, layers] = run, folder
         return made[model, dtype, layers]
 
@@ -319,17 +319,11 @@ def test_pair_style_refuses_wrong_inputs(folders, tmp_path, old, new, expected):
         lmp(text, tmp_path)
 
 
-def test_export_refuses_layers_that_would_exchange_on_a_gpu(tmp_path):
-    run = untrained_run(tmp_path, "nequip")
-    with pytest.raises(ConfigError, match="exchange features of ghosts on CPUs only"):
-        export_folder(run, tmp_path / "a", engine="lammps", sizes=SIZES, target="sm_90")
-
-
 def test_plugin_refuses_folders_and_programs_of_other_versions(folders, tmp_path):
     _, folder = folders("nequip")
     copy = shutil.copytree(folder, tmp_path / "copy")
     manifest = copy / "manifest.txt"
-    manifest.write_text(with_checksum(manifest.read_text().replace("format 3", "format 4")))
+    manifest.write_text(with_checksum(manifest.read_text().replace("format 4", "format 5")))
     with pytest.raises(RuntimeError, match="made by a later version of eqfuse"):
         lmp(ALLOY + PAIR.format(folder=copy), tmp_path)
     script = copy / "compile.sh"

@@ -13,7 +13,6 @@ import shutil
 import tempfile
 import zlib
 
-import jax
 import jaxlib
 from jax import ffi
 from jax.interpreters import mlir
@@ -82,9 +81,6 @@ def _folder() -> str:
     return folder
 
 
-exporting = jax.make_user_context(None)
-"""The target, "sm_90" or "gfx942", of a program that `eqfuse.export` lowers; of a thread."""
-
 _ALIGNMENT = 16  # bytes, of every XLA buffer on a GPU; pipeline.py assumes the same
 
 
@@ -147,8 +143,6 @@ def lower_gpu(ctx, spec: KernelSpec, operands, scalars, grid, aliases=()):
     does not write of the output keeps the input's value.
     """
     spec.check_call(ctx.avals_in, ctx.avals_out, scalars)
-    if exporting.value:
-        return _lower_exported(ctx, spec, operands, scalars, grid, aliases)
     library = gpu_library()
     compiled = compile_kernel(spec, target_of(ctx))
     parameters = [
@@ -162,32 +156,6 @@ def lower_gpu(ctx, spec: KernelSpec, operands, scalars, grid, aliases=()):
         "triton_kernel_call_ffi", api_version=4, operand_output_aliases=dict(aliases)
     )
     return rule(ctx, *operands, opaque=zlib.compress(call.to_proto(spec.name, b"") + image))
-
-
-def _lower_exported(ctx, spec: KernelSpec, operands, scalars, grid, aliases):
-    """Launch the kernel by the handler of `eqfuse/export/eqfuse_gpu.cpp`, to which the image goes.
-
-    Triton's kernels have pointers to scratch memory behind their arguments, null for ours.
-    """
-    compiled = compile_kernel(spec, exporting.value)
-    if compiled.target.startswith("sm_"):
-        entry = re.search(rf"\.entry {compiled.entry}\((.*?)\)", compiled.assembly, re.DOTALL)
-        width, count = 32, len(re.findall(r"_param_\d+", entry[1]))
-    else:
-        width, count = 64, len(re.findall(r"\.value_kind: +(?!hidden)", compiled.assembly))
-    extra = count - len(ctx.avals_in) - len(scalars) - len(ctx.avals_out)
-    sizes = width * compiled.num_warps, compiled.shared_bytes, extra
-    rule = ffi.ffi_lowering(
-        "eqfuse_gpu_launch", api_version=4, operand_output_aliases=dict(aliases)
-    )
-    return rule(
-        ctx,
-        *operands,
-        image=compiled.binary,
-        entry=compiled.entry,
-        launch=" ".join(map(str, (*_grid_of_three(spec, grid), *sizes))),
-        scalars=" ".join(str(int(value)) for value in scalars),
-    )
 
 
 def _grid_of_three(spec: KernelSpec, grid) -> tuple[int, int, int]:

@@ -24,8 +24,8 @@ import eqfuse
 from eqfuse import md
 from eqfuse.data import neighbor_list
 from eqfuse.export import export_folder
-from eqfuse.export.command import sizes_for
 from eqfuse.export.folder import ladder
+from eqfuse.inference.lists import room_for_pairs
 from eqfuse.md import simulation
 
 INPUT = """
@@ -113,14 +113,13 @@ def main():
         thermalize_momenta(atoms, 300, rng=np.random.default_rng(1))
         with tempfile.TemporaryDirectory() as name:
             place, run = Path(name), Path(options.run).resolve()
-            ase.io.write(place / "start.xyz", atoms)
             data = {"velocities": True, "masses": True, "units": "metal", "specorder": types}
             write_lammps_data(place / "atoms.data", atoms, **data)
             cutoff = eqfuse.Calculator(run).cutoff
-            whole = sizes_for(place / "start.xyz", cutoff)[-1]
+            pairs = neighbor_list(atoms.positions, atoms.cell, atoms.pbc, cutoff)[0]
+            whole = len(atoms), room_for_pairs(len(pairs))
             sizes = [tuple(int(1.05 * n / ranks) for n in whole) for ranks in options.ranks]
             if options.ladder:
-                pairs = neighbor_list(atoms.positions, atoms.cell, atoms.pbc, cutoff)[0]
                 sizes = ladder(len(pairs) / len(atoms), len(atoms))
             export_folder(run, place / "folder", types=types, sizes=sizes)
             pair = PAIR.format(symbol=" ".join(types))

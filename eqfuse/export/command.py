@@ -106,11 +106,11 @@ def _sizes(options: Export) -> list[tuple[int, int]] | None:
     if options.atoms or options.edges:
         raise ConfigError("structure= is in the place of atoms= and edges=; leave one out")
     cutoff = read_metadata(options.run)["model_fields"]["cutoff"]
-    return sizes_for(options.structure, cutoff, options.types)
+    return ladder(*neighbors_in(options.structure, cutoff, options.types))
 
 
-def sizes_for(file, cutoff: float, types=None) -> list[tuple[int, int]]:
-    """Return the ladder of programs for ranks with parts of the frames of a file.
+def neighbors_in(file, cutoff: float, types=None) -> tuple[float, int]:
+    """Return neighbours of an atom, with room, in the densest frame of a file, and the most atoms.
 
     `types` are the elements of LAMMPS's types, which only its files need.
     """
@@ -118,4 +118,4 @@ def sizes_for(file, cutoff: float, types=None) -> list[tuple[int, int]]:
     for s in read_structures(file, types=types, require_labels=False):
         pairs = neighbor_list(s.positions, s.cell, s.pbc, cutoff)
         counts.append((s.num_atoms, room_for_pairs(len(pairs[0]))))
-    return ladder(max(edges / atoms for atoms, edges in counts), max(counts)[0])
+    return max(edges / atoms for atoms, edges in counts), max(counts)[0]

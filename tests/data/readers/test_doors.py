@@ -22,7 +22,7 @@ from ase.geometry import complete_cell
 from eqfuse.certify.check import frames_of
 from eqfuse.data import DataError
 from eqfuse.data.readers import FORMATS
-from eqfuse.export.command import sizes_for
+from eqfuse.export.command import neighbors_in
 from eqfuse.inference.commands import read_file
 from eqfuse.md.structures import read_frames
 from eqfuse.train.sources import DataSettings
@@ -251,7 +251,7 @@ def doors(path, named: list[str] | None):
     yield "relax", lambda: read_frames(path, text)
     yield "md", lambda: read_frames(path, text, last=True)
     yield "check, compare", lambda: frames_of(path, 10**6, named)
-    yield "export", lambda: sizes_for(path, 3.0, named)
+    yield "export", lambda: neighbors_in(path, 3.0, named)
 
 
 def assert_same(atoms, read, labels: bool, tolerance: float):
@@ -295,7 +295,7 @@ def tried(path, frames, labels=True, tolerance=1e-8, named=None) -> str | None:
             continue
         refusals.append(None)
         if door == "export":
-            assert found[-1][0] == len(frames[0])
+            assert found[1] == len(frames[0])
             continue
         expected = frames[-1:] if door == "md" else frames
         assert len(found) == len(expected), door

@@ -11,7 +11,7 @@ from eqfuse.data.structures import counted
 from eqfuse.export.folder import MANIFEST, RADIAL, export_folder, ladder
 from eqfuse.export.plugin import PLUGIN, SCRIPT
 from eqfuse.inference.lists import room_for_pairs
-from eqfuse.runs import ConfigError, command, head_file, setting, word
+from eqfuse.runs import ConfigError, command, head_file, one_of, setting, word
 from eqfuse.train import read_metadata
 
 INSTEAD = {
@@ -28,8 +28,7 @@ def _engine(name: str) -> str:
         raise ConfigError(
             f"for={name} is no longer written: {INSTEAD[name]}; see docs/how-to/engines.md"
         )
-    if name != "lammps":
-        raise ConfigError(f"for={name} is unknown; lammps is the only one, and needs no for=")
+    one_of("for", name, ["lammps"])
     return name
 
 

@@ -54,7 +54,7 @@ def _is_replaced(name: str) -> bool:
 def _is_weighting(name: str, operands) -> bool:
     """Return whether an elementwise product is one with scalars, which is plain arithmetic."""
     return name == "elementwise_tensor_product" and any(
-        isinstance(o, e3nn.IrrepsArray) and o.irreps.is_scalar() for o in operands
+        isinstance(o, e3nn.IrrepsArray) and all(ir.l == 0 for _, ir in o.irreps) for o in operands
     )
 
 

@@ -1,21 +1,14 @@
-"""What nobody reads is not computed.
-
-Attention reads the scalars of messages for their weights, and a Linear to scalars those of sums.
-"""
+"""What nobody reads of a product on a graph, such as a Linear to scalars, is not computed."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 
-import jax.numpy as jnp
 import numpy as np
 
-from eqfuse.fuse.moves import Rewrite
 from eqfuse.fuse.polynomials import Unfit
 from eqfuse.fuse.rows import FOLLOWED, RowPolynomials
 from eqfuse.ops.ir.form import Form, Segment, SegmentRef
-from eqfuse.ops.primitives import forms
 from eqfuse.ops.transforms.trace import Node, Trace
 
 
@@ -91,36 +84,3 @@ def restricted(form: Form, columns: set[int]) -> Form:
 
 def elements_of(segment: Segment, channels: bool = True) -> list[int]:
     return segment.elements()[: segment.mul if channels else 1].ravel().tolist()
-
-
-def read_rows(node: Node, columns: set[int]) -> Rewrite | None:
-    """Return the rows of a product of which these columns are read; None if all are computed.
-
-    Segments of which no column is read are zero.
-    """
-    [out] = node.params["form"].outputs
-    form = restricted(node.params["form"], columns)
-    segments = sorted(enumerate(out.segments), key=lambda item: item[1].offset)
-    in_order = itertools.chain(*(elements_of(s) for _, s in segments))
-    if not out.channels or [*in_order] != [*range(out.size)] or form == node.params["form"]:
-        return None
-    read, kept, size = {p.output.segment for p in form.paths}, {}, 0
-    for n, s in segments:
-        if n in read:
-            kept[n] = dataclasses.replace(s, offset=size)
-            size += s.mul * s.dim
-    refs = {n: SegmentRef(0, place) for place, n in enumerate(kept)}
-    paths = (dataclasses.replace(p, output=refs[p.output.segment]) for p in form.paths)
-    narrow = dataclasses.replace(out, size=size, segments=tuple(kept.values()))
-    form = Form(form.inputs, (narrow,), tuple(paths))
-
-    def function(of):
-        [rows] = forms.evaluate(form, [of[v] for v in node.inputs], backend=node.params["backend"])
-        parts = []
-        for n, s in segments:
-            start, width = kept[n].offset if n in kept else 0, s.mul * s.dim
-            block = rows[:, start : start + width]
-            parts.append(block if n in kept else jnp.zeros((len(rows), width), rows.dtype))
-        return jnp.concatenate(parts, axis=1)
-
-    return Rewrite(node, node.inputs, function)

@@ -14,13 +14,13 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from eqfuse import _jax_compat
-from eqfuse.fuse import layers, shares
+from eqfuse.fuse import layers
 from eqfuse.fuse.check import differences
-from eqfuse.fuse.commute import commuted, marks_left
+from eqfuse.fuse.commute import commuted
 from eqfuse.fuse.match import CONVERT
 from eqfuse.fuse.moves import fault, guarded, is_strict, outputs_of
 from eqfuse.fuse.patch import patched_for
-from eqfuse.fuse.reads import columns_read, read_rows, readers
+from eqfuse.fuse.reads import columns_read, readers
 from eqfuse.fuse.rows import ARITHMETIC, MOVES, RowPolynomials, behind, products_behind
 from eqfuse.ops.transforms.trace import FLOATS, Node, Trace, bind, needed, traced
 
@@ -30,13 +30,11 @@ FRAMEWORKS = frozenset(["e3nn_jax", "flax", "haiku", "equinox", "jraph"])
 
 
 def table(entries: list[tuple], closed: ClosedJaxpr, patch: bool = False) -> str:
-    """Return the report: a row for each match of four cells, then lines of one."""
+    """Return the report: a row for each match, and where e3nn-jax's own products are."""
     if not entries:
         return _instead(Trace(closed, {}), patch)
-    notes = [note for note, *cells in entries if not cells]
-    notes += _own(Trace(closed, {}), patch) if patch else []
-    lines = [("where", "pattern", "computed by", "why not, and what to do")]
-    lines += [entry for entry in entries if len(entry) == len(lines[0])]
+    notes = _own(Trace(closed, {}), patch) if patch else []
+    lines = [("where", "pattern", "computed by", "why not, and what to do"), *entries]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rows = (" | ".join(t.ljust(w) for t, w in zip(line, widths, strict=True)) for line in lines)
     return "\n".join([*(row.rstrip(" |") for row in rows), *notes])
@@ -79,25 +77,17 @@ def rewritten(closed: ClosedJaxpr, arrays, entries: list[tuple], known) -> list:
     A line for each match is added to `entries`; `known` are numbers that some of the arguments
     always have, by position.
     """
-    unmarked: set[int] = set()
+    found: list[tuple] = []
 
     def noted(node: Node, reason: str):
         found.append((_where(node), node.name, "as written", reason))
 
-    while True:
-        found: list[tuple] = []
-        trace = commuted(closed, known, unmarked, noted)
-        ops = _ops(trace, found)
-        left = marks_left(trace, ops)
-        if not left:
-            break
-        unmarked |= left
+    trace = commuted(closed, known, noted)
+    ops = _ops(trace, found)
 
     def computed(node: Node, given) -> list:
         return _computed(node.eqn, given, found, [trace.constant(v) for v in node.inputs])
 
-    with guarded(lambda reason: None):  # an estimate
-        found += [(note,) for note in shares.lines(trace, ops) if found]
     outputs = outputs_of(trace, arrays, ops, computed)
     entries += found
     return outputs
@@ -145,10 +135,6 @@ def _ops(trace: Trace, entries: list[tuple]) -> dict[int, object]:
             names = names or "the result"
             reason = f"its rows go to {names}, not to a sum"
         entries.append((_where(node), "product of rows", "as written", reason))
-        with guarded(lambda reason: None):
-            columns = columns_read(trace, rows, value, nodes, read)
-            if columns and (part := read_rows(node, columns)) is not None:
-                ops[value] = part
     gradients = [n for n in sorted(nodes) if rows.is_gradient(n)]
     if gradients:
         where, many = _where(trace.nodes[gradients[0]]), len(gradients)

@@ -1,255 +1,95 @@
-"""`ops.fuse` on graphs: what it finds, that results stay, and what it leaves alone."""
+"""`ops.fuse` beyond the table of patterns: its report, its arguments, and JAX around it."""
 
-import functools
 import re
 
 import e3nn_jax as e3nn
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from eqfuse import ops
-from tests.ops import parity
-from tests.ops.parity import UNOPTIMIZED, along_random_directions
+from eqfuse.ops.primitives import choice
+from tests.fuse.patterns import (
+    MASK,
+    NODES,
+    PLAIN,
+    PRODUCT,
+    RECEIVERS,
+    SENDERS,
+    X,
+    Y,
+    layer,
+    linear,
+    of_arrays,
+    operands,
+    summed,
+    where,
+)
+from tests.fuse.test_patterns import on_graph, results, rows_of_report
+from tests.ops.parity import assert_close
 
-NODES, EDGES = 4, 7
-X, Y = e3nn.Irreps("3x0e+2x1o"), e3nn.Irreps("0e+1o")
-SENDERS = np.array([0, 1, 2, 0, 3, 3, 1], np.int32)
-RECEIVERS = np.array([1, 2, 0, 0, 1, 2, 2], np.int32)
-PRODUCT = e3nn.tensor_product(X, Y)
-
-
-def arrays(edges=EDGES, nodes=NODES):
-    """Random x, y, weights."""
-    rng = np.random.default_rng(0)
-    shapes = (nodes, X.dim), (edges, Y.dim), (edges, PRODUCT.num_irreps)
-    return [rng.normal(size=shape) for shape in shapes]
-
-
-def product(x, y, senders=SENDERS):
-    """Return the gathered rows and their product with y."""
-    rows = e3nn.IrrepsArray(X, x)[jnp.asarray(senders)]
-    return rows, ops.tensor_product(rows, e3nn.IrrepsArray(Y, y))
-
-
-def to_nodes(m, receivers=RECEIVERS):
-    return e3nn.scatter_sum(m, dst=jnp.asarray(receivers), output_size=NODES)
+PLAIN_OF_ARRAYS = of_arrays(PLAIN)
 
 
-def weighted(x, y, w):
-    return product(x, y)[1] * w
-
-
-def where(m, mask):
-    return e3nn.IrrepsArray(m.irreps, jnp.where(mask[:, None], m.array, 0.0))
-
-
-MASK = np.array([1, 1, 0, 1, 0, 1, 1], bool)
-
-
-def added(x, y, w):
-    zeros = e3nn.zeros(PRODUCT, (NODES,), x.dtype)
-    return zeros.at[jnp.asarray(RECEIVERS)].add(weighted(x, y, w))
-
-
-def started(x, y, w):
-    return jnp.ones((NODES, PRODUCT.dim)).at[RECEIVERS].add(weighted(x, y, w).array)
-
-
-FOUND = {
-    "weights": lambda x, y, w: to_nodes(weighted(x, y, w)),
-    "weights of all edges": lambda x, y, w: to_nodes(product(x, y)[1] * w[0]),
-    "mask, where": lambda x, y, w: to_nodes(where(weighted(x, y, w) * MASK[:, None], MASK)),
-    "where not": lambda x, y, w: to_nodes(
-        e3nn.IrrepsArray(PRODUCT, jnp.where(MASK[:, None], 0.0, weighted(x, y, w).array))
-    ),
-    "at.add": added,
-    "start": started,
-}
-
-
-def on_graph(function, *operands) -> int:
-    """How many products on graphs the jaxpr of a function has."""
-    return str(jax.make_jaxpr(function)(*operands)).count("outputs out[receiver")
-
-
-def array_of(out):
-    return out.array if isinstance(out, e3nn.IrrepsArray) else out
-
-
-def derivatives(function, operands, second=True):
-    """Value, VJP, and with `second` the VJP of that, by all operands."""
-    orders = ("value", "vjp", "vjp of vjp")[: 2 + second]
-    return along_random_directions(
-        lambda *a: array_of(function(*a)), *operands, orders=orders, options=UNOPTIMIZED
-    )
-
-
-def assert_same(function, operands, count=1, second=True):
-    """Assert that the fused function has `count` graph products and the other's results.
-
-    Derivatives are compared where there are such products.
-    """
-    with jax.enable_x64(True):
-        operands = [jnp.asarray(a) for a in operands]
-        assert on_graph(function, *operands) == 0
-        assert on_graph(ops.fuse(function), *operands) == count
-        if not count:
-            results = (
-                jax.jit(f, compiler_options=UNOPTIMIZED) for f in (ops.fuse(function), function)
-            )
-            assert_close(*(array_of(f(*operands)) for f in results))
-            return
-        expected = derivatives(function, operands, second)
-        found = derivatives(ops.fuse(function), operands, second)
-        assert_close(found, expected)
-
-
-assert_close = functools.partial(parity.assert_close, tolerance=1e-12, least=1.0)
-
-
-@pytest.mark.parametrize("name", FOUND)
-def test_a_product_on_a_graph(name):
-    assert_same(FOUND[name], arrays(), second=name in ("weights", "mask, where", "start"))
-
-
-def test_no_edges():
-    none = np.zeros(0, np.int32)
-
-    def function(x, y, w):
-        return to_nodes(product(x, y, none)[1] * w, none)
-
-    assert_same(function, arrays(edges=0), count=0)  # JAX gathers nothing from nowhere
-
-
-def test_rows_that_are_read_elsewhere_are_kept():
-    def function(x, y, w):
-        m = weighted(x, y, w)
-        return jnp.concatenate([to_nodes(m).array, m.array])
-
-    assert_same(function, arrays(), second=False)
-
-
-@pytest.mark.slow
-def test_layers_share_the_orders_of_the_edges(monkeypatch):
-    def function(x, y, w):
-        for _ in range(3):
-            x = to_nodes(weighted(x, y, w)).array[:, : X.dim]
-        return x
-
-    assert_same(function, arrays(), count=3)
-    made, from_arrays = [], ops.Edges.from_arrays
-    monkeypatch.setattr(ops.Edges, "from_arrays", lambda *a: made.append(a) or from_arrays(*a))
-    operands = [jnp.asarray(a, jnp.float32) for a in arrays()]
-    assert on_graph(ops.fuse(function), *operands) == 3
-    assert len(made) == 1
-
-
-def other_index(x, y, w):
-    """Two gathers: x of one array, y of another."""
-    rows = e3nn.IrrepsArray(X, x)[jnp.asarray(SENDERS)]
-    others = e3nn.IrrepsArray(X, x)[jnp.asarray(SENDERS[::-1].copy())].filter("1o")
-    return to_nodes(ops.tensor_product(rows, others, filter_ir_out="0e"))
-
-
-def squared(x, y, w):
-    m = product(x, y)[1]
-    return to_nodes(e3nn.IrrepsArray(m.irreps, m.array * m.array))
-
-
-def rolled(x, y, w):
-    m = weighted(x, y, w)
-    return to_nodes(e3nn.IrrepsArray(m.irreps, jnp.roll(m.array, 1, axis=0)))
-
-
-def key_behind_the_layer(x, y, w):
-    nodes = to_nodes(weighted(x, y, w))
-    keys = jax.vmap(jax.random.key)(jnp.zeros_like(nodes.array[:, 0]).astype(jnp.uint32))
-    return nodes * jax.vmap(lambda k: jax.random.uniform(k, (1,)))(keys)
-
-
-KEY = jax.random.key(1)
-TWO = jnp.full(PRODUCT.num_irreps, 2, jnp.int4)
-OTHER_DTYPES = {
-    "key closed over": lambda x, y, w: to_nodes(
-        weighted(x, y, w) * (jax.random.uniform(KEY, (EDGES, 1)) < 0.7).astype(w.dtype)
-    ),
-    "key behind the layer": key_behind_the_layer,
-    "float8 of nodes": lambda x, y, w: to_nodes(
-        weighted(x, y, w) * x.astype(jnp.float8_e4m3fn)[jnp.asarray(SENDERS), :1].astype(w.dtype)
-    ),
-    "int4": lambda x, y, w: to_nodes(weighted(x, y, w) * TWO.astype(w.dtype)),
-}
-
-
-@pytest.mark.parametrize("name", OTHER_DTYPES)
-def test_random_keys_and_narrow_dtypes_pass_through(name):
-    assert_same(OTHER_DTYPES[name], arrays(), second=False)
-
-
-def largest(x, y, w):
-    return jnp.maximum(jax.ops.segment_max(weighted(x, y, w).array, RECEIVERS, NODES), -9.0)
-
-
-def rounded(x, y, w):
-    m = weighted(x, y, w).array
-    m = m.astype(jnp.float32).astype(m.dtype)
-    return to_nodes(e3nn.IrrepsArray(PRODUCT, m))
-
-
-LEFT_ALONE = {
-    other_index: "several index arrays",
-    squared: "multiplied with itself",
-    rolled: "no product",
-    largest: "go to scatter-max, not to a sum",
-    rounded: "convert_element_type between",
-}
-
-
-@pytest.mark.parametrize("function", LEFT_ALONE)
-def test_fuse_leaves_lookalikes_alone(function, capsys):
-    assert_same(function, arrays(), count=0)
-    with jax.enable_x64(True):
-        jax.eval_shape(ops.fuse(function, report=True), *arrays())
-    line, share = capsys.readouterr().out.splitlines()[1:]
-    assert "as written" in line
-    assert "estimated from shapes: 0% of the time is in what fused ops replace" in share
-    assert LEFT_ALONE[function] in line
+def fused(function, **options):
+    return ops.fuse(of_arrays(function), patch=True, **options)
 
 
 def test_the_report_says_where(capsys):
-    operands = [jnp.asarray(a, jnp.float32) for a in arrays()]
-    ops.fuse(FOUND["weights"], report=True)(*operands)
-    head, line, share, checked = capsys.readouterr().out.splitlines()
+    fused(PLAIN, report=True)(*operands(jnp.float32))
+    report = capsys.readouterr().out
+    head, _, checked = report.splitlines()
     assert checked.startswith("checked: values differ by")
     columns = ["where", "pattern", "computed by", "why not, and what to do"]
     assert [w.strip() for w in head.split("|")] == columns
-    assert re.match("estimated from shapes: [89][0-9]% of the time is in what fused ops rep", share)
-    where, what, op, why = (w.strip() for w in line.split("|"))
-    assert why == "all of it is"
-    assert where.startswith("test_fuse.py:")
-    assert op == "graph_tensor_product"
-    assert what == "gather, product, sum"
-    ops.fuse(FOUND["weights"])(*operands)
+    [[place, *cells]] = rows_of_report(report)
+    assert place.startswith("patterns.py:")
+    assert cells == ["gather, product, sum", "graph_tensor_product", "all of it is"]
+    fused(PLAIN)(*operands(jnp.float32))
     assert capsys.readouterr().out == ""
 
 
-def test_the_report_says_what_the_rest_of_the_time_is(capsys):
-    """A layer whose radial network is large gains little, although all of it matches."""
-
-    def layer(x, y, w, *kernels):
-        for kernel in kernels:
-            w = jnp.tanh(w @ kernel)
-        return to_nodes(weighted(x, y, w))
-
-    size = PRODUCT.num_irreps
-    kernels = np.ones((size, 4096)), np.ones((4096, size))
-    jax.eval_shape(ops.fuse(layer, report=True), *arrays(), *kernels)
-    *_, share = capsys.readouterr().out.splitlines()
-    assert re.search(
-        "[0-4]% of the time is in what fused ops replace; the rest: 7[0-9]% matmuls", share
+def test_the_place_is_the_users_line_in_haiku(capsys):
+    hk = pytest.importorskip("haiku")
+    network = hk.without_apply_rng(
+        hk.transform(lambda x, y: ops.haiku.Linear("2x0e")(ops.tensor_product(x, y)))
     )
+    x, y = e3nn.normal(X, jax.random.key(0), (3,)), e3nn.normal(Y, jax.random.key(0), (3,))
+    params = network.init(jax.random.key(0), x, y)
+    ops.fuse(network.apply, report=True)(params, x, y)
+    assert "\ntest_fuse.py:" in capsys.readouterr().out
+
+
+def energy(*arrays):
+    return jnp.sum(jnp.square(PLAIN_OF_ARRAYS(*arrays)[0]))
+
+
+@pytest.mark.parametrize(
+    ("advice", "function", "followed", "patch"),
+    [
+        (
+            "wrap the energy by ops.fuse",
+            jax.value_and_grad(energy),
+            jax.value_and_grad(ops.fuse(energy, patch=True, report=True)),
+            True,
+        ),
+        ("trace it with patch=True", energy, ops.fuse(energy, patch=True, report=True), False),
+    ],
+)
+def test_advice_about_fuse_itself_helps(advice, function, followed, patch, capsys):
+    arrays = operands(jnp.float32)
+    expected = ops.fuse(function, report=True, patch=patch)(*arrays)
+    report = capsys.readouterr().out
+    assert advice in report
+    assert "checked: values differ" in report or not patch
+    found = followed(*arrays)
+    report = capsys.readouterr().out
+    assert "as written" not in report
+    assert advice not in report
+    assert_close(found, expected, 1e-5)
 
 
 def test_the_report_does_not_advise_what_is_done(capsys):
@@ -258,3 +98,138 @@ def test_the_report_does_not_advise_what_is_done(capsys):
     for patch in (False, True):
         jax.eval_shape(ops.fuse(lambda x: e3nn.tensor_product(x, x), patch=patch, report=True), x)
         assert ("patch=True" in capsys.readouterr().out) != patch
+
+
+@pytest.mark.parametrize("rows", [choice.FEWEST_ROWS, choice.FEWEST_ROWS - 1])
+def test_a_layer_is_one_op_where_the_table_of_auto_says_so(rows, capsys):
+    x, y, w, p = operands(jnp.float32)
+    arrays = jnp.resize(x, (rows, X.dim)), jnp.resize(y, (rows, Y.dim)), w, p
+
+    def of_rows(x, y, w, p):
+        return linear(e3nn.tensor_product(x, y), p)
+
+    lowered = jax.jit(fused(of_rows, report=True))
+    text = lowered.lower(*arrays).as_text()
+    few = f"as written | fewer than {choice.FEWEST_ROWS} rows"
+    said = re.sub(" +", " ", capsys.readouterr().out)
+    assert (few if rows < choice.FEWEST_ROWS else "TensorProductLinear") in said
+    assert text.count("custom_call @eqfuse") == 1 + (rows < choice.FEWEST_ROWS)
+
+
+def test_no_edges():
+    """JAX gathers nothing from nowhere."""
+    x, y, w, p = operands(jnp.float32)
+    none = np.zeros(0, np.int32)
+    empty = layer(lambda x, w, p: x[none], nodes=lambda m, *_: summed(m, none))
+    [found] = fused(empty)(x, y[:0], w[:0], p)
+    assert found.shape == (NODES, PRODUCT.dim)
+    assert not found.any()
+    assert on_graph(fused(empty), x, y[:0], w[:0], p) == 0
+
+
+@pytest.mark.slow
+def test_layers_share_the_orders_of_the_edges(monkeypatch):
+    def function(x, y, w, p):
+        for _ in range(3):
+            x = e3nn.IrrepsArray(X, PLAIN(x, y, w, p).array[:, : X.dim])
+        return x
+
+    made, from_arrays = [], ops.Edges.from_arrays
+    monkeypatch.setattr(ops.Edges, "from_arrays", lambda *a: made.append(a) or from_arrays(*a))
+    assert on_graph(fused(function), *operands(jnp.float32)) == 3
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("name", ["out of range", "masked"])
+@pytest.mark.parametrize("backend", ["llvm", "xla"])
+def test_edges_that_are_dropped_may_hold_anything(name, backend, monkeypatch):
+    """A NaN of an edge that is masked, or added to no node, is in no output."""
+    monkeypatch.setenv("EQFUSE_BACKEND", backend)
+    x, y, w, p = operands(jnp.float32)
+    dropped = np.flatnonzero(~MASK)
+    y, w = y.at[dropped[0]].set(jnp.nan), w.at[dropped[1]].set(jnp.inf)
+    receivers = RECEIVERS if name == "masked" else np.where(MASK, RECEIVERS, NODES)
+
+    def nodes(m, *_):
+        m = where(m, MASK) if name == "masked" else m
+        return jnp.zeros((NODES, PRODUCT.dim)).at[receivers].add(m.array)
+
+    function = layer(nodes=nodes)
+    assert on_graph(fused(function), x, y, w, p) == 1
+    [expected], [found] = of_arrays(function)(x, y, w, p), fused(function)(x, y, w, p)
+    assert np.isfinite(expected).all()
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_a_product_of_bfloat16_that_is_summed_in_float32(capsys):
+    """Its rows are not rounded any more: closer to the exact sum than what was written."""
+    wide = layer(message=lambda m, w, p: m.astype(jnp.float32))
+    arrays = operands(jnp.bfloat16)
+    found = results(fused(wide, report=True), arrays, False)
+    assert capsys.readouterr().out.count("graph_tensor_product") == 1
+    with jax.enable_x64(True):
+        exact = [jnp.asarray(a, jnp.float64) for a in arrays]
+        expected = results(of_arrays(layer(message=lambda m, w, p: m)), exact, False)
+        [written] = of_arrays(wide)(*arrays)
+    [value], [exact_value] = found["value"], expected["value"]
+    assert value.dtype == jnp.float32
+    assert [g.dtype for g in found["vjp"]] == [jnp.bfloat16] * 4
+    np.testing.assert_allclose(value, exact_value, rtol=0, atol=1e-5)
+    assert np.abs(written - exact_value).max() > 1e-3
+    for a, b in zip(found["vjp"], expected["vjp"], strict=True):
+        np.testing.assert_allclose(a.astype(jnp.float32), b, rtol=2**-8, atol=1e-5)
+
+
+def test_vmap_and_scan_around_it():
+    with jax.enable_x64(True):
+        x, y, w, p = (jnp.stack([a, 2 * a]) for a in operands())
+        p = p[0]
+
+        def all_of(function):
+            mapped = jax.vmap(function, (0, 0, 0, None))(x, y, w, p)
+            of_x = jax.vmap(lambda x, y, w: function(x, y, w, p), (0, None, 0))
+            tangents = jax.jvp(of_x, (x, y[0], w), (x, y[1], w))
+            scanned = lax.scan(lambda c, xw: (c, function(xw[0], y[0], xw[1], p)), 0.0, (x, w))
+            return mapped, tangents, scanned
+
+        mapped = jax.vmap(fused(PLAIN), (0, 0, 0, None))
+        assert on_graph(mapped, x, y, w, p) == 1
+        assert_close(all_of(fused(PLAIN)), all_of(PLAIN_OF_ARRAYS), 1e-12)
+
+
+class Layer(nn.Module):
+    """A layer of existing code."""
+
+    @nn.compact
+    def __call__(self, x: e3nn.IrrepsArray, y, options):
+        m = ops.tensor_product(x[options["senders"]], y)
+        m = m * self.param("weights", nn.initializers.normal(), (m.irreps.num_irreps,))
+        nodes = e3nn.scatter_sum(m, dst=options["receivers"], output_size=x.shape[0])
+        return {"out": ops.Linear(X)(nodes), "name": options["name"], "none": None}
+
+
+def test_apply_of_flax_with_trees_and_other_arguments():
+    x, y, *_ = operands(jnp.float32)
+    x, y = e3nn.IrrepsArray(X, x), e3nn.IrrepsArray(Y, y)
+    options = {"senders": jnp.asarray(SENDERS), "receivers": RECEIVERS, "name": "mine"}
+    params = Layer().init(jax.random.key(2), x, y, options)
+    expected, apply = Layer().apply(params, x, y, options), ops.fuse(Layer().apply)
+    found = apply(params, x, y, options=options)
+    assert found["out"].irreps == expected["out"].irreps
+    assert (found["name"], found["none"]) == ("mine", None)
+    np.testing.assert_allclose(found["out"].array, expected["out"].array, atol=1e-5)
+    assert on_graph(lambda *a: apply(*a, options)["out"], params, x, y) == 1
+
+
+def test_as_a_decorator_and_with_arrays_of_a_closure():
+    x, y, w, p = operands(jnp.float32)
+
+    def of_closure(decorated):
+        def outer(scale, x):
+            return decorated(lambda x: energy(x, scale * y, w, p))(x)
+
+        return outer
+
+    found, expected = of_closure(ops.fuse(patch=True)), of_closure(lambda f: f)
+    assert on_graph(found, 2.0, x) == 1
+    assert_close(*(jax.grad(f, (0, 1))(2.0, x) for f in (found, expected)), 1e-4)

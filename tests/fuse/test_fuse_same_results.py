@@ -98,18 +98,11 @@ def test_plain_energies():
     assert_alike(ENERGIES, *operands())
 
 
-def dense(x, y):
-    s, y = SENDERS.reshape(2, 3), y.reshape(2, 3, -1)
-    return jnp.tanh(e3nn.tensor_product(rows(x)[s], e3nn.IrrepsArray(Y, y)).array).sum(1)
-
-
 WITHIN = {
     "vmap": lambda x, y: jax.vmap(lambda a: nodes(a, y).array)(jnp.stack([x, 2 * x])),
     "vmap of an activation": lambda x, y: jax.vmap(
         lambda a: e3nn.scalar_activation(nodes(a, y)).array
     )(jnp.stack([x, 2 * x])),
-    "pooled": lambda x, y: jax.nn.one_hot(GRAPH, 2).T @ e3nn.tensor_product(rows(x), rows(x)).array,
-    "neighbours": dense,
     "pairs": lambda x, y: jnp.tanh(e3nn.tensor_product(rows(x)[:, None], rows(x)[None]).array).sum(
         1
     ),
@@ -118,7 +111,7 @@ WITHIN = {
 
 @pytest.mark.parametrize("computed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_gradients_inside(computed):
-    """Gradients and tangents that the fused function takes itself, and marks that are left."""
+    """Gradients and tangents that the fused function takes itself."""
 
     def gradient(f):
         return lambda x, y: jax.grad(lambda x: jnp.sin(f(x, y)).sum())(x)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Literal, Primitive
+from jax.extend.core import ClosedJaxpr, Literal
 
 from eqfuse import _jax_compat
 
@@ -18,9 +18,6 @@ ELEMENTWISE = frozenset(["mul", "add", "sub", "div", "neg", "sqrt", "rsqrt", "in
 ELEMENTWISE |= frozenset(["max", "min", "convert_element_type"])
 FLOATS = frozenset(["bfloat16", "float16", "float32", "float64"])
 """Names of the dtypes whose arithmetic is followed; all others, such as random keys, are kept."""
-
-mark_p = Primitive("eqfuse_mark")  # an array, made by the rewriting of this number
-mark_p.def_abstract_eval(lambda array, number: array)
 
 
 def plain_jit(eqn) -> ClosedJaxpr | None:
@@ -62,7 +59,6 @@ class Trace:
         self.avals: list = []  # of each value
         self.producer: dict[int, tuple[int, int]] = {}  # number of the node, place of the output
         self.given: dict[int, object] = {}  # constants, or tracers of an outer transformation
-        self.marks: dict[int, set[int]] = {}  # of values: the numbers of `mark_p`
         self._literals: dict = {}
         self._known: dict = {}
         self._equal: dict[tuple, int] = {}
@@ -100,9 +96,6 @@ class Trace:
             given = [read(v) for v in eqn.invars]
             if (called := self._called(eqn)) is not None:
                 outputs = self._inline(called, given)
-            elif eqn.primitive is mark_p:
-                outputs = given
-                self.marks.setdefault(given[0], set()).add(eqn.params["number"])
             else:
                 outputs = self._add(eqn, tuple(given))
             number.update(zip(eqn.outvars, outputs, strict=True))

@@ -1,0 +1,86 @@
+"""`ops.fuse` on the table of patterns: what it makes of each, against e3nn-jax."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import pytest
+
+from eqfuse import ops
+from tests.fuse.patterns import CASES, GATED, GRAPH, LAYER, WRITTEN, Case, of_arrays, operands
+from tests.ops import tiers
+from tests.ops.parity import BACKENDS, UNOPTIMIZED, along_random_directions, assert_close
+
+SLOW = (
+    "one before y",
+    "weighted on an axis",
+    "other count",
+    "indexed",
+    "other acts",
+    "not normalised",
+    "scalars",
+    "sine",
+    "scaled",
+    "loop",
+    "cond",
+)
+"""Cases that are checked by `--run-slow` alone: like others, but for a number or a function."""
+
+
+def rows_of_report(report: str) -> list[list[str]]:
+    """Return the cells of the lines of a table, without its head."""
+    lines = (line for line in report.splitlines() if "|" in line)
+    return [[cell.strip() for cell in line.split("|")] for line in lines][1:]
+
+
+def results(function, arrays, second: bool) -> dict:
+    """Return values, gradients and, with `second`, their derivatives, by all arrays."""
+    orders = ("value", "vjp", "vjp of vjp")[: 2 + second]
+    return along_random_directions(function, *arrays, orders=orders, options=UNOPTIMIZED)
+
+
+def on_graph(function, *arrays) -> int:
+    """Return how many products on graphs a function has."""
+    return str(jax.make_jaxpr(function)(*arrays)).count("outputs out[receiver")
+
+
+@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], *BACKENDS))
+@pytest.mark.parametrize("name", tiers.slow_unless([n for n in CASES if n not in SLOW], *CASES))
+def test_a_pattern(name, backend, monkeypatch, capsys, request):
+    """It is computed by these ops, the report says so, and values and gradients are e3nn-jax's."""
+    case = CASES[name]
+    monkeypatch.setenv("EQFUSE_BACKEND", backend)
+    if case.whole:
+        request.getfixturevalue("one_op")
+    with jax.enable_x64(True):
+        assert_is(case, capsys)
+
+
+def assert_is(case: Case, capsys):
+    arrays, function = operands(), of_arrays(case.function)
+    fused = ops.fuse(function, patch=True, report=True)
+    jaxpr = str(jax.make_jaxpr(fused)(*arrays))
+    report = capsys.readouterr().out
+    rows = rows_of_report(report)
+    assert tuple(computed for *_, computed, _ in rows) == case.ops, report
+    assert case.says in re.sub(" +", " ", report)
+    assert all(cell for row in rows for cell in row)
+    assert all(where.startswith("patterns.py:") for where, *_ in rows)
+    layers = sum(op.startswith(LAYER) for op in case.ops)
+    assert jaxpr.count("= eqfuse_fused[") == layers
+    assert jaxpr.count("Gate(tiles") == case.ops.count(GATED)
+    assert layers or jaxpr.count("outputs out[receiver") == case.ops.count(GRAPH)
+    assert "eqfuse_" not in str(jax.make_jaxpr(function)(*arrays))
+    found, expected = (results(f, arrays, case.second) for f in (fused, function))
+    assert_close(found, expected, case.tolerance, least=1.0)
+    if case.followed is not None:
+        capsys.readouterr()
+        followed = of_arrays(case.followed)
+        jax.eval_shape(ops.fuse(followed, patch=True, report=True), *arrays)
+        report = capsys.readouterr().out
+        assert GRAPH in report
+        assert WRITTEN not in report
+        assert case.says not in report
+        if case.same:
+            assert_close(followed(*arrays), function(*arrays), 1e-12)

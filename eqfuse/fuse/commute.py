@@ -1,35 +1,31 @@
-"""Rewrite a trace so that layers match: what acts on rows alone commutes with what moves rows.
+"""Rewrite a trace so that layers match: a Linear of gathered rows becomes one of nodes.
 
-Linears of gathered rows are those of jraph's `update_edge_fn`, Linears of messages those of SEGNN.
+Those are Linears of jraph's `update_edge_fn`, and of NequIPs that gather first.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from eqfuse.fuse.layers import without_masks
 from eqfuse.fuse.match import as_rows
 from eqfuse.fuse.moves import (
     Gathered,
     Rewrite,
-    add_rows,
     gather_rows,
     guarded,
     is_broken,
     outputs_of,
     outside,
     placed,
-    summed,
 )
 from eqfuse.fuse.polynomials import Unfit
-from eqfuse.fuse.rows import ROWS, ArrayFactor, RowPolynomials
+from eqfuse.fuse.rows import RowPolynomials
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.transforms.trace import Node, Trace, bind
 
@@ -38,10 +34,9 @@ MOST_PASSES = 64
 
 
 def commuted(closed: ClosedJaxpr, known: dict, note) -> Trace:
-    """Return the trace in which rows are moved late, and summed early.
+    """Return the trace in which Linears of gathered rows are Linears of nodes.
 
-    A Linear of gathered rows becomes one of nodes, and a sum of rows of a Linear the Linear of a
-    sum. `note` gets the node and the reason where a rule fails by a fault.
+    `note` gets the node and the reason where that fails by a fault.
     """
     for _ in range(MOST_PASSES):
         trace = Trace(closed, known)
@@ -49,11 +44,9 @@ def commuted(closed: ClosedJaxpr, known: dict, note) -> Trace:
         if not any(map(rows.is_product, range(len(trace.nodes)))):
             return trace
         found = {}
-        for number, node in enumerate(trace.nodes):
-            if (rule := RULES.get(node.name)) is None:
-                continue
+        for node in (n for n in trace.nodes if n.name == "eqfuse_linear_form"):
             with guarded(functools.partial(note, node)), contextlib.suppress(Unfit):
-                if (rewrite := rule(trace, rows, number)) is not None:
+                if (rewrite := linear_of_gathered(trace, rows, node)) is not None:
                     found[node.outputs[0]] = rewrite
         if not found:
             return trace
@@ -67,9 +60,6 @@ def commuted(closed: ClosedJaxpr, known: dict, note) -> Trace:
 
 def _as_it_is(node: Node, arrays) -> list:
     return bind(node.eqn, arrays)
-
-
-# a Linear, before the gather and behind the sum
 
 
 def _plain_linear(node: Node) -> Form | None:
@@ -90,9 +80,8 @@ def _placed(array, scales, columns):
     return array if (scales == 1).all() else array * jnp.asarray(scales, array.dtype)
 
 
-def linear_of_gathered(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | None:
+def linear_of_gathered(trace: Trace, rows: RowPolynomials, node: Node) -> Rewrite | None:
     """Return `linear(x[senders])`, as jraph's `update_edge_fn` has it, as `linear(x)[senders]`."""
-    node = trace.nodes[number]
     if (form := _plain_linear(node)) is None:
         return None
     value, *weights = node.inputs
@@ -132,62 +121,3 @@ def _linear_of(node: Node, x, of: dict):
     """Return what the Linear of a node makes of other rows."""
     weights = (of[w] for w in node.inputs[1:])
     return node.eqn.primitive.bind(x, *weights, **node.params | {"num_rows": len(x)})[0]
-
-
-class _LinearRows(RowPolynomials):
-    """Rows in which those of a Linear are factors, followed through arithmetic."""
-
-    def starts(self, number: int) -> bool:
-        return self.trace.nodes[number].name == "eqfuse_linear_form"
-
-
-def sum_of_linear(trace: Trace, rows: RowPolynomials, number: int) -> Rewrite | None:
-    """Return a sum of a Linear of each message as the Linear of a sum of messages."""
-    scatter = summed(trace, number)
-    if scatter is None:
-        return None
-    updates, masks = without_masks(trace, rows, scatter.updates)
-    [(key, terms), *others] = _LinearRows(trace).of(*updates).terms.items() or [((), None)]
-    made = [(n, trace.node(f.value)) for n, f in enumerate(key) if isinstance(f, ArrayFactor)]
-    made = [(n, node) for n, node in made if node and node.name == "eqfuse_linear_form"]
-    if len(made) != 1 or len(key) > 2 or others:
-        return None
-    [(at, node)] = made
-    form = _plain_linear(node)
-    if form is None or any(t.x is None for t in form.terms) or key[at].axes != ROWS:
-        return None
-    others = [n for n in range(len(key)) if n != at]
-    key = [ArrayFactor(k.rows, ROWS) if isinstance(k, Gathered) else k for k in key]
-    if not all(isinstance(k, ArrayFactor) for k in key):
-        return None
-    if any(len(np.unique(terms.index[:, n])) > 1 for n in others):
-        return None  # a weight for each edge alone commutes with the Linear
-    value, *weights = node.inputs
-    start = trace.avals[scatter.start]
-    dtypes = {trace.avals[v].dtype for v in (value, updates[0], scatter.start)}
-    if len(dtypes) > 1:
-        return None
-    scales, index = terms.by_place(math.prod(start.shape[1:]))
-    columns = index[:, at]
-    mode, count = scatter.mode, start.shape[0]
-    broken = is_broken(trace, scatter.index, count, mode)
-
-    def function(of):
-        x, index = of[value], of[scatter.index]
-        for n in others:
-            x = x * as_rows(key[n], of[key[n].value])[:, terms.index[0, n], None]
-        for mask in masks:
-            x = jnp.where(mask.kept(of)[:, None], x, 0)
-        index = placed(index, count, count) if broken else index
-        x = add_rows(jnp.zeros((count + 2 * broken, x.shape[1]), x.dtype), index, x, mode)
-        z = _linear_of(node, x, of)
-        z = add_rows(z[:count], outside(z[:count]), z[count:], mode) if broken else z
-        return of[scatter.start] + _placed(z, scales, columns).reshape(start.shape)
-
-    factors = (*(key[n] for n in others), *(m.value for m in masks))
-    inputs = scatter.start, scatter.index, value, *(f.value for f in factors), *weights
-    return Rewrite(trace.nodes[number], inputs, function)
-
-
-RULES = {"eqfuse_linear_form": linear_of_gathered, "scatter-add": sum_of_linear}
-"""What may be computed in another way, by primitive."""

@@ -267,11 +267,6 @@ def both_ends(x, w, p):
     return linear(e3nn.concatenate([x[SENDERS], x[RECEIVERS]]).regroup(), p)
 
 
-def linear_of(m, p, **options):
-    """Return a Linear that reads some of the irreps of messages."""
-    return linear(m, p, X, **options)
-
-
 def filled(value):
     return rows_of(lambda x, w, p: linear(taken(x, SENDERS + 1, mode="fill", fill_value=value), p))
 
@@ -282,13 +277,8 @@ MOVED = {
     "two Linears": Case(rows_of(lambda x, w, p: linear(linear(x, p)[SENDERS] * 0.5, p))),
     "Linear of rows out of range": Case(filled(0)),
     "Linear of both ends": Case(rows_of(both_ends)),
-    "Linear of messages": Case(messages_of(lambda m, w, p: linear_of(m, p)), second=True),
-    "Linear of messages, weighted": Case(
-        messages_of(lambda m, w, p: linear_of(m, p) * w[:, :1] / 3.0)
-    ),
-    "Linear of messages, masked": Case(messages_of(lambda m, w, p: where(linear_of(m, p), MASK))),
 }
-"""What becomes one where a Linear of gathered rows, or of messages, is one of nodes."""
+"""What becomes one where a Linear of gathered rows is one of nodes."""
 
 
 def rounded(m, w, p):
@@ -304,6 +294,30 @@ def several_ends(x, y, w, p):
 def read_elsewhere(x, y, w, p):
     m = weighted(e3nn.tensor_product(x[SENDERS], y), w)
     return summed(m), m
+
+
+def of_neighbours(x, y, w, p):
+    y = y.reshape((*NEIGHBOURS.shape, Y.dim))
+    m = e3nn.tensor_product(x[NEIGHBOURS], y) * w.reshape(*NEIGHBOURS.shape, -1)
+    return e3nn.sum(m, axis=1)
+
+
+def one_hot(x, y, w, p):
+    rows = e3nn.IrrepsArray(X, jax.nn.one_hot(SENDERS, NODES, dtype=w.dtype) @ x.array)
+    m = weighted(e3nn.tensor_product(rows, y), w)
+    return jax.nn.one_hot(RECEIVERS, NODES, dtype=w.dtype).T @ m.array
+
+
+def of_graphs(x, y, w, p):
+    """Write `vmap` over graphs of edges of their own."""
+    pairs = (jnp.stack([a, 2 * a, a[::-1]]) for a in (x.array, y.array, w))
+    ends = (jnp.stack([i, i[::-1], (i + 1) % NODES]) for i in (SENDERS, RECEIVERS))
+
+    def graph(x, y, w, senders, receivers):
+        m = e3nn.tensor_product(e3nn.IrrepsArray(X, x)[senders], e3nn.IrrepsArray(Y, y))
+        return summed(weighted(m, w), receivers).array
+
+    return jax.vmap(graph)(*pairs, *ends)
 
 
 GATHER = "gather the features of nodes inside of the function, as x[senders], and behind"
@@ -364,12 +378,10 @@ ALONE = {
         same=False,
     ),
     "Linear of filled rows": Case(filled(2.0), (WRITTEN,)),
-    "Linear of messages with weights of irreps": Case(
-        messages_of(lambda m, w, p: weighted(linear_of(m, p), w)), (WRITTEN,)
-    ),
-    "Linear of messages with a bias": Case(
-        messages_of(lambda m, w, p: linear_of(m, p, biases=True)), (WRITTEN,)
-    ),
+    "Linear of messages": Case(messages_of(lambda m, w, p: linear(m, p)), (WRITTEN,)),
+    "sum along an axis": Case(of_neighbours, (WRITTEN,)),
+    "one-hot": Case(one_hot, (WRITTEN,)),
+    "vmap over graphs": Case(of_graphs, (WRITTEN,)),
 }
 """What stays as it is, and what the report says about it."""
 

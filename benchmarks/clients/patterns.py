@@ -86,49 +86,6 @@ def linear_of_rows(x, y, senders, receivers, vectors, layer):
     return summed(m * layer.radial(m, vectors), receivers, len(x))
 
 
-def linear_of_messages(x, y, senders, receivers, vectors, layer):
-    """Write a Linear of each message."""
-    m = layer.product(x[senders], with_one(y))
-    m = layer.linear(layer.irreps, "messages")(m * layer.radial(m, vectors))
-    return summed(m, receivers, len(x))
-
-
-GRAPHS = 8
-
-
-def batch_of_graphs(x, y, senders, receivers, vectors, layer):
-    """Write `vmap` over graphs."""
-    nodes = len(x) // GRAPHS
-    m = e3nn.tensor_product(x.irreps, with_one(y).irreps, filter_ir_out=layer.keep)
-    weights = layer.radial(e3nn.zeros(m, (1,)), vectors)
-
-    def graph(x, y, weights, senders, receivers):
-        return summed(layer.product(x[senders], y) * weights, receivers, nodes)
-
-    operands = x, with_one(y), weights, senders % nodes, receivers % nodes
-    out = jax.vmap(graph)(*(jax.tree.map(apart, a) for a in operands))
-    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), out)
-
-
-def apart(array):
-    return array.reshape(GRAPHS, -1, *array.shape[1:])
-
-
-def dense(x, y, senders, receivers, vectors, layer):
-    """Write neighbours as [nodes, neighbours]."""
-    nodes = len(x)
-    y = with_one(y)
-    m = layer.product(x[senders.reshape(nodes, -1)], y.reshape((nodes, -1, y.irreps.dim)))
-    return e3nn.sum(m * layer.radial(m, vectors).reshape(*m.shape[:2], -1), axis=1)
-
-
-def one_hot(x, y, senders, receivers, vectors, layer):
-    """Write the sum as a matmul with a one-hot matrix."""
-    m = layer.product(x[senders], with_one(y))
-    m = m * layer.radial(m, vectors)
-    return e3nn.IrrepsArray(m.irreps, jax.nn.one_hot(receivers, len(x)).T @ m.array)
-
-
 def edge_scalars(x, y, senders, receivers, vectors, layer):
     """Write scalars of edges beside the gathered features."""
     scalars = e3nn.bessel(e3nn.norm(vectors).array[:, 0], 8, CUTOFF)
@@ -237,10 +194,6 @@ PATTERNS = {
     "bfloat16 product": network(message=in_bfloat16),
     "messages read twice": network(message=read_twice),
     "Linear of gathered rows": network(nodes=linear_of_rows),
-    "Linear of messages": network(nodes=linear_of_messages),
-    "vmap over 8 graphs": network(nodes=batch_of_graphs),
-    "dense neighbours": network(nodes=dense),
-    "one-hot sum": network(nodes=one_hot),
     "edge scalars beside x[s]": network(nodes=edge_scalars),
     "legacy uvu": network(nodes=legacy),
 }

@@ -34,7 +34,7 @@ def row_shape(shape: tuple[int, ...], axes: tuple[int, ...] | None) -> tuple[int
 
 
 ROWS = (0,)
-"""The axes of an array [rows, ...]; those of a batch of graphs [graphs, edges, ...] are (0, 1)."""
+"""The axes of an array [rows, ...]; those of one [nodes, neighbours, ...] are (0, 1)."""
 
 OPERATORS = {"add": operator.add, "add_any": operator.add, "mul": operator.mul}
 OPERATORS |= {"neg": lambda a: a.scaled(-1.0), "sub": lambda a, b: a + b.scaled(-1.0)}

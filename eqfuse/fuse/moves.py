@@ -87,11 +87,14 @@ class Gathered:
     index: int  # integers, [rows]
     mode: str  # of `jax.lax.gather`
     fill: float | None  # what a row out of range is made of, in mode FILL_OR_DROP
-    rows: int  # [rows, ...], what is gathered
 
 
-def row_indices(trace: Trace, value: int) -> int | None:
-    """Return the vector of which indices [rows, 1] are made; None for others."""
+def _index_of_rows(trace: Trace, number: int, name: str) -> int | None:
+    """Return the vector by which a node of this name reads, or adds, whole rows of nodes."""
+    node = trace.nodes[number]
+    if node.name != name or not moves_rows(trace, node) or not trace.avals[node.inputs[0]].shape[0]:
+        return None
+    value = node.inputs[1]  # [rows, 1]
     node = trace.node(value)
     if node is None or node.name not in ("broadcast_in_dim", "reshape", "expand_dims"):
         return None
@@ -104,14 +107,6 @@ def row_indices(trace: Trace, value: int) -> int | None:
     return trace.first_equal(inner)  # indices that are made twice of one array are the same
 
 
-def _index_of_rows(trace: Trace, number: int, name: str) -> int | None:
-    """Return the vector by which a node of this name reads, or adds, whole rows of nodes."""
-    node = trace.nodes[number]
-    if node.name != name or not moves_rows(trace, node) or not trace.avals[node.inputs[0]].shape[0]:
-        return None
-    return row_indices(trace, node.inputs[1])
-
-
 def gathered(trace: Trace, number: int) -> Gathered | None:
     """Return the array that a node gathers whole rows of nodes from, one for each row."""
     node, index = trace.nodes[number], _index_of_rows(trace, number, "gather")
@@ -121,7 +116,7 @@ def gathered(trace: Trace, number: int) -> Gathered | None:
     if mode == "FILL_OR_DROP":
         fill = node.params["fill_value"]
         fill = np.nan if fill is None else float(fill)
-    return Gathered(node.inputs[0], index, mode, fill, node.outputs[0])
+    return Gathered(node.inputs[0], index, mode, fill)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,9 +169,9 @@ def add_rows(start, index, rows, mode: str = "PROMISE_IN_BOUNDS"):
     return start.at[index].add(rows, mode=mode, wrap_negative_indices=False)
 
 
-def outside(array, axis: int = 0) -> tuple:
-    """Return an index below the range of an axis, and one above."""
-    return (*[slice(None)] * axis, jnp.array([-1, array.shape[axis]]))
+def outside(rows):
+    """Return an index below the range of rows, and one above."""
+    return jnp.array([-1, len(rows)])
 
 
 def mode_of(params) -> str:

@@ -1,4 +1,26 @@
-"""The rows of a trace's values, followed through moves and arithmetic."""
+"""The rows of a trace's values, followed through moves and arithmetic.
+
+A function exchanges the columns of gathered rows, and weights one of them:
+
+    >>> def edges(x, w, senders):  # x [nodes, 2], w [edges, 1]
+    ...     rows = x.at[senders].get(mode="clip")
+    ...     return 2.0 * jnp.concatenate([rows[:, 1:], rows[:, :1] * w], axis=1)
+    >>> jaxpr = jax.make_jaxpr(edges)(jnp.ones((3, 2)), jnp.ones((5, 1)), jnp.zeros(5, "i4"))
+    >>> trace = Trace(jaxpr, {})
+    >>> print(*(node.name for node in trace.nodes))
+    lt add select_n broadcast_in_dim gather slice slice mul concatenate mul
+
+Each row of the result is a polynomial. These are its monomials: factors, the element of the row
+that each is added to, the number before it, and which element of each factor it reads.
+
+    >>> for factors, terms in RowPolynomials(trace).of(trace.outputs[0]).terms.items():
+    ...     print(*(type(f).__name__ for f in factors), terms.place, terms.scale, terms.index)
+    Gathered [0] [2.] [[1]]
+    ArrayFactor Gathered [1] [2.] [[0 0]]
+
+So element 0 is twice column 1 of `x[senders]`, and element 1 twice `w` times column 0. Where one
+factor is a product (`ProductFactor`) and the rows are summed, `match.py` makes a form of them.
+"""
 
 from __future__ import annotations
 

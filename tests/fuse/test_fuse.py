@@ -1,5 +1,6 @@
 """`ops.fuse` beyond the table of patterns: its report, its arguments, and JAX around it."""
 
+import doctest
 import re
 
 import e3nn_jax as e3nn
@@ -11,6 +12,7 @@ import pytest
 from jax import lax
 
 from eqfuse import ops
+from eqfuse.fuse import rows
 from eqfuse.ops.primitives import choice
 from tests.fuse.patterns import (
     MASK,
@@ -36,6 +38,12 @@ PLAIN_OF_ARRAYS = of_arrays(PLAIN)
 
 def fused(function, **options):
     return ops.fuse(of_arrays(function), patch=True, **options)
+
+
+def test_the_example_at_the_head_of_rows():
+    found = doctest.testmod(rows, extraglobs={"jax": jax})
+    assert found.attempted == 5
+    assert not found.failed
 
 
 def test_the_report_says_where(capsys):
@@ -100,10 +108,10 @@ def test_the_report_does_not_advise_what_is_done(capsys):
         assert ("patch=True" in capsys.readouterr().out) != patch
 
 
-@pytest.mark.parametrize("rows", [choice.FEWEST_ROWS, choice.FEWEST_ROWS - 1])
-def test_a_layer_is_one_op_where_the_table_of_auto_says_so(rows, capsys):
+@pytest.mark.parametrize("count", [choice.FEWEST_ROWS, choice.FEWEST_ROWS - 1])
+def test_a_layer_is_one_op_where_the_table_of_auto_says_so(count, capsys):
     x, y, w, p = operands(jnp.float32)
-    arrays = jnp.resize(x, (rows, X.dim)), jnp.resize(y, (rows, Y.dim)), w, p
+    arrays = jnp.resize(x, (count, X.dim)), jnp.resize(y, (count, Y.dim)), w, p
 
     def of_rows(x, y, w, p):
         return linear(e3nn.tensor_product(x, y), p)
@@ -112,8 +120,8 @@ def test_a_layer_is_one_op_where_the_table_of_auto_says_so(rows, capsys):
     text = lowered.lower(*arrays).as_text()
     few = f"as written | fewer than {choice.FEWEST_ROWS} rows"
     said = re.sub(" +", " ", capsys.readouterr().out)
-    assert (few if rows < choice.FEWEST_ROWS else "TensorProductLinear") in said
-    assert text.count("custom_call @eqfuse") == 1 + (rows < choice.FEWEST_ROWS)
+    assert (few if count < choice.FEWEST_ROWS else "TensorProductLinear") in said
+    assert text.count("custom_call @eqfuse") == 1 + (count < choice.FEWEST_ROWS)
 
 
 def test_no_edges():

@@ -21,6 +21,7 @@ from benchmarks.clients.public_networks import EDGES, NETWORKS, NODES, use
 from eqfuse import ops
 from eqfuse.fuse import commute, drafts, layers, patch, rewrite
 from eqfuse.fuse.polynomials import Unfit
+from eqfuse.fuse.rows import RowPolynomials
 
 
 def _unfit(*args):
@@ -30,6 +31,7 @@ def _unfit(*args):
 replaced = mock.patch.object
 RULES = {
     "Linear of gathered rows": replaced(commute, "linear_of_gathered", lambda *args: None),
+    "channels on an axis": replaced(RowPolynomials, "_group_of_product", lambda *args: None),
     "columns that are read": replaced(rewrite, "columns_read", lambda *args: set()),
     "gate": replaced(layers, "gates_behind", lambda *args: []),
     "layers": mock.patch.dict(rewrite.MATCHERS, eqfuse_linear_form=_unfit),

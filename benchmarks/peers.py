@@ -1,6 +1,6 @@
 """`benchmarks.gpu` with two peers beside e3nn-jax: cuEquivariance-JAX and OpenEquivariance-JAX.
 
-    python -m benchmarks.peers [options of benchmarks.gpu]
+    python -m benchmarks.gpu peers FOLDER
 
 A peer is called in its own layout of arrays, as in a model built on it: `Side` says which columns
 of ours its columns are. A peer that is not installed or has no such op is a result that says so.
@@ -13,7 +13,7 @@ import functools
 import importlib
 import math
 import os
-import sys
+import pathlib
 from collections.abc import Callable
 
 import e3nn_jax as e3nn
@@ -21,8 +21,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.gpu import command
+from benchmarks.gpu import times
 from benchmarks.gpu.cases import Case
+from benchmarks.gpu.measure import append
 from benchmarks.gpu.problems import Problem, derivative
 from benchmarks.gpu.times import Call, ParityError
 from eqfuse.ops.ir.form import Form, Index, Operand
@@ -257,5 +258,24 @@ def _installed(name: str):
 
 PEERS = {"cuequivariance": cuequivariance, "openequivariance": openequivariance}
 
-if __name__ == "__main__":
-    sys.exit(command.main(peers="benchmarks.peers"))
+PRODUCTS = (("nequip-64-l2", (3_000, 160_000)), ("mace-large", (3_000, 160_000)))
+
+
+def run(folder: pathlib.Path, seconds: float = 2.0, products=PRODUCTS) -> None:
+    """Append times of products beside e3nn-jax and the peers to the results of a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    backend = "llvm" if jax.default_backend() == "cpu" else "triton"
+    for name, size in products:
+        for found in times.of_op(name, size, "float32", backend, seconds, __name__):
+            case = f"{name}, {found.pop('order', 'all orders')}, {size[1]:,} edges"
+            found["sides"] = [_as_side(n, s) for n, s in found.get("sides", {}).items()]
+            print(case, found, flush=True)
+            append(folder, {"key": f"peers {case}", "group": "peers", "case": case} | found)
+
+
+def _as_side(name: str, side: dict) -> dict:
+    if "error" in side:
+        return {"side": name, "error": side["error"]}
+    parts = ("low", "median", "high")
+    numbers = {key: [side[key][part] for part in parts] for key in ("ms", "ratio")}
+    return {"side": name, "scratch": side.get("scratch_bytes", 0)} | numbers

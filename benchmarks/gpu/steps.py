@@ -1,20 +1,16 @@
 """A training step of each model on energies and forces, on e3nn-jax and on eqfuse.
 
-3 layers, 64 channels, l <= 2; energies, forces, the gradient of a loss on both, and Adam. `forces`
-has networks like MACE-MP-0 and MACE-OFF23, too. The same model and parameters run on both.
+3 layers, 64 channels, l <= 2; energies, forces, the gradient of a loss on both, and Adam. Networks
+of `PUBLISHED` are like MACE-MP-0 and MACE-OFF23. The same model and parameters run on both.
 """
 
 from __future__ import annotations
-
-import functools
-from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks.gpu.times import OURS, REFERENCE, Call, compared, precision, random_arrays
 from eqfuse import models, ops
 from eqfuse.graph import Graph
 from eqfuse.train.flat import Flat
@@ -31,7 +27,6 @@ PUBLISHED = {
     for lmax, (size, c) in enumerate(zip("sml", channels, strict=True))
 }
 NUM_SPECIES, NUM_GRAPHS, CUTOFF = 4, 5, 5.0  # Å
-TOLERANCE = 1e-4  # of the loss and its gradient in float32, of the largest element
 
 
 def shapes_of_batch(num_nodes: int, num_edges: int) -> Graph:
@@ -123,36 +118,3 @@ def training_step(name: str, backend: str, num_nodes: int, num_edges: int, **oth
     state = jax.eval_shape(optimizer.init, params)
     labels = [jax.ShapeDtypeStruct((NUM_GRAPHS,), jnp.float32), graph.positions]
     return step, (params, state, graph, *labels)
-
-
-def measure(name: str, size: tuple[int, int], backend: str, seconds: float) -> Iterator[dict]:
-    """Time a training step of one model; one result.
-
-    The loss and its gradient (the first moment of Adam after a step from zero) of both sides are
-    compared. Peaks of memory are exact in a new process for the side that runs first.
-    """
-    with precision("float32"):
-        sides = {OURS: backend, REFERENCE: "e3nn"}
-        steps = {side: training_step(name, which, *size) for side, which in sides.items()}
-        params, state, _, *labels = steps[REFERENCE][1]
-        params, labels = random_arrays(params), random_arrays(tuple(labels))
-        state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state)
-        arguments = (params, state, jax.tree.map(jnp.asarray, batch(*size)), *labels)
-        calls = {
-            side: Call(step, arguments, lambda found: (found[2], found[1][0].mu))
-            for side, (step, _) in steps.items()
-        }
-        yield compared(calls, TOLERANCE, seconds)
-
-
-def forces(name: str, size: tuple[int, int], backend: str, seconds: float) -> Iterator[dict]:
-    """Time energy and forces of one structure by a network of `PUBLISHED` or `MODELS`."""
-    model, fields = ("mace", PUBLISHED[name]) if name in PUBLISHED else (name, {})
-    with precision("float32"):
-        graph, calls = jax.tree.map(jnp.asarray, batch(*size, graphs=1)), {}
-        for side, which in ((REFERENCE, "e3nn"), (OURS, backend)):
-            potential = potential_of(model, which, **fields)
-            arguments = random_arrays(shapes_of(potential, graph)), graph
-            function = functools.partial(models.predict, potential)
-            calls[side] = Call(function, arguments, lambda found: (found.energy, found.forces))
-        yield compared(calls, TOLERANCE, seconds)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
-import fcntl
 import functools
 import importlib
 import math
@@ -18,7 +16,6 @@ import numpy as np
 
 from benchmarks.gpu.problems import ORDERS, PROBLEMS, Problem, derivative
 from eqfuse import ops
-from eqfuse.ops.info import info
 
 OURS, REFERENCE, EXACT = "eqfuse", "e3nn-jax", "e3nn-jax in float32"
 BATCH_S, MOST_CALLS, WARM_UP = 0.01, 64, 3
@@ -45,36 +42,6 @@ def precision(dtype: str, matmuls: str = "highest"):
     """Enter a context without TF32, unless it is asked for, and with float64 as it is."""
     with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision(matmuls):
         yield
-
-
-_HELD: list = []  # the file that this process has locked
-
-
-@contextlib.contextmanager
-def beside_others(path: str | None):
-    """Share the device with other processes that lock this file, where there is one."""
-    if path is None:
-        yield
-        return
-    with open(path) as file:
-        fcntl.flock(file, fcntl.LOCK_SH)
-        _HELD.append(file)
-        try:
-            yield
-        finally:
-            _HELD.clear()
-
-
-@contextlib.contextmanager
-def alone():
-    """Have the device alone: wait until the others are between two jobs, or wait for this, too."""
-    for file in _HELD:
-        fcntl.flock(file, fcntl.LOCK_EX)  # gives up the shared lock first
-    try:
-        yield
-    finally:
-        for file in _HELD:
-            fcntl.flock(file, fcntl.LOCK_SH)
 
 
 def of_op(
@@ -153,8 +120,7 @@ def compared(calls: dict[str, Call | Exception], tolerance: float, seconds: floa
                 return {"error": f"{OURS}: {first_line(error)}"}
     if ready.pop(EXACT, None):
         del sides[EXACT]
-    with alone():
-        timed = in_turns({OURS: ready.pop(OURS), **ready}, seconds)
+    timed = in_turns({OURS: ready.pop(OURS), **ready}, seconds)
     for name, times in timed.items():
         sides[name] |= times
     if judge == OURS:  # it ran first, or alone
@@ -213,16 +179,6 @@ def random_arrays(shapes):
     normal = jax.jit(jax.random.normal, static_argnums=(1, 2))
     arrays = [normal(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves, strict=True)]
     return jax.tree.unflatten(tree, arrays)
-
-
-def describe(dry: bool) -> Iterator[dict]:
-    """Describe this machine, or raise a RuntimeError that says why no kernels run on it."""
-    available, why = ops.availability()["triton"]
-    if not (available or dry):
-        raise RuntimeError(why)
-    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    device = str(jax.devices()[0].device_kind)
-    yield {"date": date, "device": device, "info": info().splitlines()}
 
 
 def _peak() -> int:

@@ -1,156 +1,166 @@
-"""`python -m benchmarks.gpu`, run on the CPU: what it refuses to time, and what it survives."""
+"""`python -m benchmarks.gpu` on a CPU, in tiny cases: what it compares, and what it survives."""
 
-import fcntl
-import re
-import threading
-import time
+import json
+import lzma
+import math
 
 import jax
-import optax
+import numpy as np
 import pytest
 
-from benchmarks.gpu import command as program
-from benchmarks.gpu import parity, steps, times
-from benchmarks.gpu.problems import ORDERS, PROBLEMS
-from benchmarks.gpu.times import ParityError
-from eqfuse import ops
-from tests.benchmarks import worker_program
-
-TINY = (4, 9)
-SETTINGS = {"dry": True, "backend": "llvm", "seconds": 0.01, "peers": ""}
-KERNELS = program.Job("kernels", "tetris-1", TINY)
-"""One op, small enough for a test: its parity, then its times."""
+from benchmarks import peers
+from benchmarks.gpu import live, measure, page, prebuild, sides, steps, times
+from benchmarks.gpu.__main__ import main
+from benchmarks.gpu.sides import Case, Side
 
 
-class InProcess:
-    """Runs jobs here, so that what is patched here counts."""
-
-    def run(self, job, settings, seconds):
-        return program.results(job, settings)
-
-    def stop(self):
-        pass
+def doubled(by: float, shape=(64,)):
+    return lambda: (lambda x: (x * by,), (jax.ShapeDtypeStruct(shape, "float32"),))
 
 
-def timed(**fields):
-    return times.of_op(
-        "tetris-1", TINY, **{"dtype": "float32", "backend": "llvm", "seconds": 0.01} | fields
-    )
+CASES = [
+    Case("first", (Side("judge", doubled(2.0)), Side("same", doubled(2.0)))),
+    Case("second", (Side("judge", doubled(2.0)), Side("wrong", doubled(2.001)))),
+    Case("third", (Side("fails", lambda: 1 / 0), Side("judge", doubled(2.0)))),
+]
 
 
-def checked(dtype="float32", size=TINY):
-    [result] = parity.check("tetris-1", dtype, "llvm", size)
-    return result["orders"]
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Compile `CASES` into a folder."""
+    monkeypatch.setattr(sides, "groups", lambda tiny: {"ops": CASES})
+    prebuild.run(tmp_path, tiny=True)
+    return tmp_path
 
 
-def wrong(monkeypatch, by: float):
-    """Make what eqfuse computes wrong by a factor; the definition stays."""
+def by_name(result: dict) -> dict[str, dict]:
+    return {side["side"]: side for side in result["sides"]}
+
+
+def measured(folder, **options) -> dict[str, dict]:
+    measure.run(folder, **options)
+    return {r["case"]: r for r in measure.results(folder) if "case" in r}
+
+
+def test_one_command_each_from_compiling_to_the_page(tmp_path, monkeypatch, capsys):
+    written = tmp_path / "gpu.md"
+    monkeypatch.setattr(page, "PAGE", written)
+    for part in ("prebuild", "measure", "page"):
+        main([part, str(tmp_path), *(["--tiny"] if part == "prebuild" else [])])
+    text = written.read_text()
+    for row in (
+        "| canary | XLA |",
+        "| tetris-1, double | eqfuse |",
+        "| training step of nequip, 40",
+    ):
+        assert row in text
+    assert text.startswith("# Measured on a GPU\n\n")
+    assert "cpu, driver unknown; jax" in text
+    found = {r["case"]: r for r in measure.results(tmp_path) if "case" in r}
+    ours = by_name(found["tetris-1, double"])["eqfuse"]
+    assert 0 < ours["difference"] <= ours["allowed"] < 1e-6
+    assert ours["repeats"]
+
+
+def test_what_differs_or_fails_is_said_and_not_timed(folder):
+    found = measured(folder)
+    assert by_name(found["first"])["same"]["difference"] == 0
+    assert len(by_name(found["first"])["same"]["ms"]) == 3
+    wrong = by_name(found["second"])["wrong"]
+    assert wrong["error"] == "differs by 5.0e-04 of the largest element"
+    assert "ms" not in wrong
+    third = by_name(found["third"])
+    assert third["fails"]["error"] == "ZeroDivisionError: division by zero"
+    assert third["judge"]["ms"]
+
+
+def test_what_is_there_is_kept_and_a_next_call_goes_on(folder, capsys):
+    before = {path: path.stat().st_mtime_ns for path in (folder / "entries").iterdir()}
+    prebuild.run(folder, tiny=True)
+    assert before == {path: path.stat().st_mtime_ns for path in (folder / "entries").iterdir()}
+    assert list(measured(folder, only="first")) == ["first"]
+    assert list(measured(folder)) == ["first", "second", "third"]
+    assert sum("machine" in result for result in measure.results(folder)) == 1
+
+
+def test_a_case_that_kills_or_hangs_its_process_costs_itself_alone(folder, monkeypatch):
+    [entry] = [p for p in (folder / "entries").iterdir() if '"first"' in p.read_text()]
+    content = json.loads(entry.read_text())
+    content["leaves"][0]["shape"] = [2**50]  # NumPy cannot, and the process ends
+    entry.write_text(json.dumps(content))
+    monkeypatch.setattr(measure, "PATIENCE_S", 20)
+    found = measured(folder)
+    assert "error" in found["first"]
+    assert by_name(found["second"])["judge"]["ms"]
+
+
+def test_a_process_that_hangs_is_ended(folder, monkeypatch):
+    class Hangs:
+        pid, polls = 2**22 + 1, 0
+
+        def wait(self, timeout=None):
+            if timeout is not None:
+                raise measure.subprocess.TimeoutExpired("child", timeout)
+
+    killed = []
+    monkeypatch.setattr(measure.os, "killpg", lambda pid, signal: killed.append(pid))
+    monkeypatch.setattr(measure, "PATIENCE_S", 0.1)
+    why = measure._watched(Hangs(), folder, math.inf)
+    assert why.startswith("stopped after")
+    assert killed == [Hangs.pid]
+
+
+def test_parity_is_measured_by_twice_the_errors_of_e3nn():
+    entry = {"tolerance": None, "products": [1, 10**8]}
+    assert measure._allowed(entry, [1e-6, 1e-6]) == [2e-6, 1e4 * 2.0**-24]
+    assert measure._allowed({"tolerance": 0.1}, [1.0, 1.0]) == [0.1, 0.1]
+
+
+def test_differences_are_of_the_largest_element():
+    assert measure.difference(np.array([1.0, 4.0]), np.array([1.0, 5.0])) == 0.25
+    assert measure.difference(np.zeros(2), np.array([0.0, math.nan])) == math.inf
+
+
+def test_arrays_of_a_case_are_those_that_were_given(tmp_path):
+    numbers = np.arange(6, dtype=np.int32)
+    builder = prebuild.Builder(tmp_path, jax.devices()[0], tiny=True)
+    leaf = builder._leaf(numbers)
+    stored = lzma.decompress((tmp_path / "arrays" / leaf["stored"]).read_bytes())
+    assert numbers.tobytes() in stored
+    assert builder._leaf(np.zeros(3)) == {"shape": [3], "dtype": "float64", "zeros": True}
+
+
+@pytest.mark.slow
+def test_a_calculator_and_dynamics_are_timed_with_graphs_and_without(tmp_path):
+    live.run(tmp_path, tiny=True)
+    found = {r["case"]: by_name(r) for r in measure.results(tmp_path)}
+    assert list(found) == ["forces by a calculator", "a step of dynamics"]
+    for case in found.values():
+        assert len(case) == 2
+        assert all(side["ms"][1] > 0 for side in case.values())
+
+
+def test_peers_that_are_missing_say_so(tmp_path):
+    peers.run(tmp_path, 0.01, (("tetris-1", (4, 9)),))
+    [first, *_] = measure.results(tmp_path)
+    found = by_name(first)
+    assert found["eqfuse"]["ms"][1] > 0
+    assert "not installed" in found["cuequivariance"]["error"] or found["cuequivariance"]["ms"]
+
+
+def test_peers_are_not_timed_where_results_differ(monkeypatch):
+    from eqfuse import ops
+
     right = ops.graph_tensor_product
 
     def product(*args, backend, **options):
         out = right(*args, backend=backend, **options)
-        return out if backend == "e3nn" else out * by
+        return out if backend == "e3nn" else out * 1.001
 
     monkeypatch.setattr(ops, "graph_tensor_product", product)
-
-
-def run_of(tmp_path, minutes=5.0) -> program.Run:
-    return program.Run([InProcess()], tmp_path / "out.json", {}, minutes, SETTINGS)
-
-
-@pytest.mark.slow
-def test_every_order_is_timed(tmp_path, capsys):
-    rows = run_of(tmp_path).all([KERNELS])["results"]
-    assert [row["order"] for row in rows] == list(ORDERS)
-    for row in rows:
-        assert row["checked_against"] == "e3nn-jax"
-        for side in ("eqfuse", "e3nn-jax"):
-            assert row["sides"][side]["ms"]["median"] > 0
-        assert row["sides"]["eqfuse"]["difference"] < 1e-5
-    assert "| tetris-1 | 4 / 9 | float32 | double | e3nn-jax |" in capsys.readouterr().out
-
-
-def test_nothing_is_timed_where_results_differ_in_the_size_itself(monkeypatch):
-    wrong(monkeypatch, 1.001)
-    for row in timed():
+    for row in times.of_op("tetris-1", (4, 9), "float32", "llvm", 0.01):
         assert row["error"].startswith("eqfuse: results differ by 1.0e-03 from e3nn-jax")
         assert "sides" not in row
-
-
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_wrong_results_are_found_in_other_dtypes(dtype, monkeypatch):
-    checked(dtype)
-    wrong(monkeypatch, 1.02)
-    with pytest.raises(ParityError, match="times what is allowed"):
-        checked(dtype)
-
-
-@pytest.mark.parametrize("off", [0.0, 1e-3])
-def test_a_step_is_timed_only_where_loss_and_gradient_agree(off, monkeypatch):
-    def training_step(name, backend, nodes, edges):
-        def step(params, state, graph, *labels):
-            extra = 0.0 if backend == "e3nn" else off
-            moment = optax.ScaleByAdamState(0, 2 * params + extra, params)
-            return params, (moment,), (params**2).sum() + extra
-
-        params, *labels = (jax.ShapeDtypeStruct((n,), "float32") for n in (3, 5, 7))
-        return step, (params, (), {}, *labels)
-
-    monkeypatch.setattr(steps, "training_step", training_step)
-    [row] = steps.measure("nequip", (20, 40), "llvm", 0.01)
-    if off:
-        assert re.fullmatch("eqfuse: results differ by .+e-04 from e3nn-jax", row["error"])
-        return
-    assert {"ms", "ratio", "compile_s", "scratch_bytes"} <= set(row["sides"]["e3nn-jax"])
-    assert row["checked_against"] == "e3nn-jax"
-
-
-def test_times_in_16_bits_are_printed_without_the_exact_side(tmp_path, capsys):
-    rows = run_of(tmp_path).all([KERNELS._replace(dtype="bfloat16")])["results"]
-    assert {*rows[0]["sides"]} == {"eqfuse", "e3nn-jax"}
-    assert "| tetris-1 | 4 / 9 | bfloat16 | forward | eqfuse |" in capsys.readouterr().out
-
-
-def test_what_is_timed_waits_for_others_and_they_for_it(tmp_path):
-    path, order = tmp_path / "lock", []
-    path.touch()
-    with open(path) as other, times.beside_others(path):
-        fcntl.flock(other, fcntl.LOCK_SH)  # another process compiles
-
-        def release():
-            order.append("the other ends")
-            fcntl.flock(other, fcntl.LOCK_UN)
-
-        timer = threading.Timer(0.2, release)
-        timer.start()
-        with times.alone():
-            order.append("alone")
-            with pytest.raises(BlockingIOError):
-                fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        timer.join()
-    assert order == ["the other ends", "alone"]
-
-
-def test_jobs_are_shared_and_run_again_alone_where_memory_ran_out(tmp_path):
-    ran = []
-
-    class Full:
-        def run(self, job, settings, seconds):
-            ran.append(job)
-            time.sleep(0.01)
-            full = ran.count(job) == 1 and job.size < (2, 2)
-            return [{"error": "out of memory"} if full else {"skipped": "fine"}]
-
-        def stop(self):
-            pass
-
-    run = program.Run([Full(), Full()], tmp_path / "out.json", {}, 5.0, SETTINGS)
-    jobs = [KERNELS._replace(size=(n, n)) for n in range(5)]
-    rows = run.all(jobs)["results"]
-    assert {row["size"] for row in rows} == {job.size for job in jobs}
-    assert [row.get("skipped") for row in rows] == ["fine"] * 5
-    assert len(ran) == 7
 
 
 @pytest.mark.parametrize("model", steps.MODELS)
@@ -162,66 +172,14 @@ def test_gradients_of_tables_are_traced_in_float32(model):
     assert out.dtype == "float32"
 
 
-def test_the_minutes_are_kept(tmp_path, capsys):
-    content = run_of(tmp_path, minutes=0).all([KERNELS])
-    [row] = content["results"]
-    assert row["skipped"] == "0 s were left"
-    printed = capsys.readouterr().out.splitlines()
-    assert "| tetris-1 | 4 / 9 | float32 |  | skipped: 0 s were left | | | | |" in printed
-    assert len({line.count("|") for line in printed if line}) == 1
-
-
-def test_a_process_that_dies_or_hangs_is_replaced():
-    ours = program.Worker(worker_program.answer, {"WHAT": "42"})
-    try:
-        [first] = ours.run("answer", {}, 20)
-        [again] = ours.run("answer", {}, 20)
-        assert first == again == {"answer": "42", "process": first["process"]}
-        [spoiled] = ours.run("spoil", {}, 20)
-        assert spoiled["process"] == first["process"]
-        assert ours.run("die", {}, 20) == [{"error": "the process died"}]
-        start = time.monotonic()
-        [replaced] = ours.run("answer", {}, 20)
-        [hung] = ours.run("hang", {}, 0.5)
-        assert hung["error"].startswith("stopped after")
-        [after] = ours.run("answer", {}, 20)
-        assert len({found["process"] for found in (first, replaced, after)}) == 3
-        assert time.monotonic() - start < 40
-    finally:
-        ours.stop()
-
-
-def test_the_command_fails_where_a_result_is_an_error(tmp_path, monkeypatch):
-    wrong(monkeypatch, 1.001)
-    monkeypatch.setattr(program, "Worker", lambda *_: InProcess())
-    arguments = ["--dry-run", "--only", "parity tetris-1 float32"]
-    with pytest.raises(SystemExit, match=r'error: \{"group": "parity", "case": "tetris-1"'):
-        program.main([*arguments, "--out", str(tmp_path / "out.json")])
-
-
-def test_bench_runs_what_is_asked_for():
-    jobs = program.jobs()
-    assert [job.case for job in jobs[:2]] == [*program.MAIN]
-    assert {job.group for job in jobs[: len(program.PARITY)]} == {"parity"}
-    networks = set(steps.PUBLISHED) | set(steps.MODELS)
-    for job in jobs:
-        assert job.case in (networks if job.group in ("steps", "forces") else PROBLEMS)
-    assert set(steps.PUBLISHED) <= {job.case for job in jobs if job.group == "forces"}
-    assert {job.case for job in jobs if job.tf32x3} == set(program.MATMULS)
-    for dtype in ("float32", "float64", "bfloat16"):
-        found = {job.case for job in jobs if job.group == "parity" and job.dtype == dtype}
-        assert set(program.PARITY) - found == (
-            {"fused-gate-64-l2-always"} if dtype == "float64" else set()
-        )
-    assert all(job.size < program.REDUCED for job in program.tiny(jobs))
-    with pytest.raises(SystemExit, match="nothing holds only='nothing such'"):
-        program.main(["--only", "nothing such"])
-
-
-def test_errors_in_one_line():
-    error = jax.errors.JaxRuntimeError("INTERNAL: illegal memory access\nmore")
-    assert times.first_line(error).endswith("RuntimeError: INTERNAL: illegal memory access")
-    assert program.is_device_error({"sides": {"eqfuse": {"error": times.first_line(error)}}})
-    full = times.first_line(jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"))
-    assert full == "out of memory: RESOURCE_EXHAUSTED: Out of memory"
-    assert not program.is_device_error({"error": full})
+def test_cases_that_the_mission_asks_for_are_there():
+    found = {group: [case.name for case in cases] for group, cases in sides.groups().items()}
+    assert list(found)[:3] == ["ceilings", "parity", "ops"]
+    for size in (2_700, 40_000, 160_000):
+        names = [n for group in ("ops", "small ops", "middle ops") for n in found[group]]
+        for op in (*sides.PRODUCTS, *sides.LAYERS):
+            for order in ("forward", "backward", "double"):
+                assert f"{op}, {order}, {size:,} edges, float32" in names
+    for model in ("nequip", "mace", "allegro"):
+        assert f"training step of {model}, 160,000 edges" in found["steps"]
+    assert all("bfloat16" in name for name in found["bfloat16"])

@@ -9,6 +9,7 @@ packages dm-haiku and equinox; arguments after the backend are those of pytest.
 
 import functools
 import importlib.metadata
+import os
 import pathlib
 import subprocess
 import sys
@@ -31,8 +32,8 @@ class Swapped:
         for name in ("tensor_product", "elementwise_tensor_product"):
             setattr(e3nn, name, functools.partial(getattr(ops, name), backend=backend))
         e3nn.flax.Linear = functools.partial(ops.Linear, backend=backend)
-        e3nn.haiku.Linear = functools.partial(ops.haiku.Linear, backend=backend)
-        e3nn.equinox.Linear = functools.partial(ops.equinox.Linear, backend=backend)
+        e3nn.haiku.Linear, e3nn.equinox.Linear = ops.haiku.Linear, ops.equinox.Linear
+        os.environ["EQFUSE_BACKEND"] = backend  # which they have no argument for
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self):

@@ -372,6 +372,5 @@ def linear(x, parameters, irreps_out, *, index=None, weights=None, **options):
 
 def linear_of(module, index, x, parameters):
     """Apply a Linear of another framework, with its attributes."""
-    names = (*OF_FUSED, "irreps_in", "input_precision", "backend")
-    options = {n: getattr(module, n) for n in names}
+    options = {n: getattr(module, n) for n in (*OF_FUSED, "irreps_in")}
     return linear(x, parameters, module.irreps_out, index=index, **options)

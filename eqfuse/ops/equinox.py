@@ -1,17 +1,12 @@
 """e3nn-jax's Linear of Equinox by our kernels; it needs the package equinox."""
 
-import inspect
-
 import e3nn_jax as e3nn
-import equinox as eqx
+import equinox  # noqa: F401  (without it, the error names what to install)
 import jax
-import jax.numpy as jnp
 
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._layer import linear_of
 from eqfuse.ops._linear import computed_by_e3nn, split_operands
-
-OF_LINEAR = list(inspect.signature(e3nn.equinox.Linear).parameters)
 
 
 class Linear(e3nn.equinox.Linear):
@@ -19,7 +14,6 @@ class Linear(e3nn.equinox.Linear):
 
     Args:
       irreps_out, ..., key: as in `e3nn.equinox.Linear`, all by name.
-      input_precision, backend: as in `eqfuse.ops.Linear`.
     References: e3nn-jax 0.21.
 
     Example:
@@ -28,34 +22,6 @@ class Linear(e3nn.equinox.Linear):
       >>> ops.equinox.Linear(**of, key=jax.random.key(0))(x).shape
       (5, 5)
     """
-
-    input_precision: str | None = eqx.field(static=True, default=None)
-    backend: str | None = eqx.field(static=True, default=None)
-
-    def __init__(
-        self,
-        *,
-        irreps_out: e3nn.Irreps | str,
-        irreps_in: e3nn.Irreps | str,
-        channel_out: int | None = None,
-        channel_in: int | None = None,
-        biases: bool = False,
-        path_normalization: str | float | None = None,
-        gradient_normalization: str | float | None = None,
-        num_indexed_weights: int | None = None,
-        weights_per_channel: bool = False,
-        force_irreps_out: bool = False,
-        weights_dim: int | None = None,
-        input_dtype: jnp.dtype = jnp.float32,
-        linear_type: str = "vanilla",
-        key: jax.Array,
-        input_precision: str | None = None,
-        backend: str | None = None,
-    ):
-        given = dict(locals())
-        super().__init__(**{n: given[n] for n in OF_LINEAR})
-        self.input_precision = input_precision
-        self.backend = backend
 
     def __call__(self, weights_or_input, input_or_none=None) -> e3nn.IrrepsArray:
         """Apply it, to the operands of `e3nn.equinox.Linear`.
@@ -78,6 +44,6 @@ class Linear(e3nn.equinox.Linear):
         if any(x.zero_flags) or self.irreps_out != self.irreps_out.simplify():
             own = "blocks are as they are in e3nn's Linear of Equinox"
         if own:
-            resolve(self.backend, "linear", x, of_e3nn=own)
+            resolve(None, "linear", x, of_e3nn=own)
             return super().__call__(*operands)
         return linear_of(self, index, x, self._weights)

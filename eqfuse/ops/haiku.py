@@ -1,8 +1,5 @@
 """e3nn-jax's layers of Haiku by our kernels; it needs the package dm-haiku."""
 
-import inspect
-from collections.abc import Callable
-
 import e3nn_jax as e3nn
 import haiku as hk
 import jax
@@ -14,15 +11,12 @@ from eqfuse.ops._linear import computed_by_e3nn, split_operands
 from eqfuse.ops._symmetric_contraction import symmetric_contraction, symmetric_contraction_paths
 from eqfuse.ops.ir.products import basis
 
-OF_LINEAR = list(inspect.signature(e3nn.haiku.Linear).parameters)
-
 
 class Linear(e3nn.haiku.Linear):
     """`e3nn.haiku.Linear`, with its parameters and initial values, as a fused op.
 
     Args:
       irreps_out, ..., name: as in `e3nn.haiku.Linear`.
-      input_precision, backend: as in `eqfuse.ops.Linear`.
     References: e3nn-jax 0.21.
 
     Example:
@@ -35,32 +29,6 @@ class Linear(e3nn.haiku.Linear):
       >>> network.apply(parameters, x).shape
       (5, 5)
     """
-
-    input_precision: str | None = None
-    backend: str | None = None
-
-    def __init__(
-        self,
-        irreps_out: e3nn.Irreps | str,
-        channel_out: int | None = None,
-        *,
-        irreps_in: e3nn.Irreps | str | None = None,
-        biases: bool = False,
-        path_normalization: str | float | None = None,
-        gradient_normalization: str | float | None = None,
-        parameter_initializer: Callable[[], hk.initializers.Initializer] | None = None,
-        instructions: list[tuple[int, int]] | None = None,
-        num_indexed_weights: int | None = None,
-        weights_per_channel: bool = False,
-        force_irreps_out: bool = False,
-        simplify_irreps_internally: bool = True,
-        name: str | None = None,
-        input_precision: str | None = None,
-        backend: str | None = None,
-    ):
-        given = dict(locals())
-        super().__init__(**{n: given[n] for n in OF_LINEAR})
-        self.input_precision, self.backend = input_precision, backend
 
     def __call__(self, weights_or_input, input_or_none=None) -> e3nn.IrrepsArray:
         """Apply it, to the operands of `e3nn.haiku.Linear`.
@@ -77,7 +45,7 @@ class Linear(e3nn.haiku.Linear):
         operands = weights_or_input, input_or_none
         index, weights, x = split_operands(*operands, self.num_indexed_weights)
         if own := computed_by_e3nn(self, weights):
-            resolve(self.backend, "linear", x, of_e3nn=own)
+            resolve(None, "linear", x, of_e3nn=own)
             return super().__call__(*operands)
         return linear_of(self, index, x, self._parameters(*operands))
 

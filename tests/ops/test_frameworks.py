@@ -41,6 +41,11 @@ def x64():
         yield
 
 
+@pytest.fixture
+def on_xla(monkeypatch):
+    monkeypatch.setenv("EQFUSE_BACKEND", "xla")
+
+
 def operands_of(name):
     options, shape, first = HAIKU[name]
     x = e3nn.normal(X, jax.random.key(1), shape, dtype=jnp.float64)
@@ -64,15 +69,15 @@ def with_gradients(function, *operands):
 
 
 @pytest.mark.parametrize("name", HAIKU)
-def test_haiku_linear_is_e3nns(name):
+def test_haiku_linear_is_e3nns(name, on_xla):
     hk = pytest.importorskip("haiku")
     options, operands = operands_of(name)
 
-    def network(cls, **more):
-        f = lambda *o: cls(OUT, **options, **more)(*o)  # noqa: E731
+    def network(cls):
+        f = lambda *o: cls(OUT, **options)(*o)  # noqa: E731
         return hk.without_apply_rng(hk.transform(f))
 
-    ours, theirs = network(ops.haiku.Linear, backend="xla"), network(e3nn.haiku.Linear)
+    ours, theirs = network(ops.haiku.Linear), network(e3nn.haiku.Linear)
     params = theirs.init(jax.random.key(0), *operands)
     assert_same(ours.init(jax.random.key(0), *operands), params)
     with ops.recorded() as calls:
@@ -82,7 +87,7 @@ def test_haiku_linear_is_e3nns(name):
 
 
 @pytest.mark.parametrize("name", HAIKU)
-def test_equinox_linear_is_e3nns(name):
+def test_equinox_linear_is_e3nns(name, on_xla):
     eqx = pytest.importorskip("equinox")
     options, operands = operands_of(name)
     if name == "channels":  # e3nn's has them on the result alone
@@ -91,7 +96,7 @@ def test_equinox_linear_is_e3nns(name):
     options |= {"irreps_in": X, "irreps_out": OUT, "input_dtype": jnp.float64}
 
     theirs = e3nn.equinox.Linear(key=jax.random.key(0), **options)
-    ours = ops.equinox.Linear(key=jax.random.key(0), backend="xla", **options)
+    ours = ops.equinox.Linear(key=jax.random.key(0), **options)
     assert_same(ours._weights, theirs._weights)
 
     def of(module):

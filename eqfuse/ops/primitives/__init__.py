@@ -1,5 +1,20 @@
 """JAX primitives, with their rules, batching and lowering, and why each is its own.
 
+A call of `ops.tensor_product` reaches its kernel by this path:
+
+1. `ops._tensor_product` resolves the backend, and promotes both operands to one dtype.
+2. `ir.products.tensor_product` describes the product as a `Form`; it is kept for these irreps.
+3. `evaluate_rows` joins the leading axes to rows, and marks what all rows share.
+4. `forms.evaluate` checks the shapes and binds `form_p`, which `jit` records.
+5. A derivative binds `form_p` again, on the form that `Form.jvp` or `Form.transpose` gives.
+6. JAX lowers `form_p` by `forms._lower_form`, which `lowering` registers.
+7. On a CPU, `native.run` has `backends.llvm.form.generate` write LLVM IR, and binds `native_p`.
+8. On a GPU, `triton.primitive.run_form` asks `triton.form.kernels` for texts, and binds `launch_p`.
+9. `llvm.machine` or `triton.compile` compiles the text, or finds it on disk.
+10. XLA calls the machine code through its FFI, or launches the kernel on its stream.
+
+The primitives are:
+
 - `forms.form_p`: a product and its derivatives of every order. It reads and sums rows of
   nodes.
 - `forms.linear_form_p`: a Linear and its derivatives. It is multilinear by the rules of `form_p`,

@@ -126,12 +126,6 @@ def product(call: Call, form: Form, inputs, integers) -> list:
     return forms.form_p.bind(*inputs, *arrays.values(), form=form, **call.counts)
 
 
-def _product_tangent(call: Call, inputs, tangents, integers):
-    """Return the tangent of the product, from that of each input or None; None where it is zero."""
-    arrays, form = list(call.fused.split(integers)[1].values()), call.fused.form
-    return rules.bind_tangent(forms.form_p, form, inputs, tangents, arrays, call.counts)[0]
-
-
 def _apply_gate(call: Call, z):
     fused = call.fused
     if call.kernels is Kernels.NATIVE:
@@ -169,8 +163,9 @@ def _tangent(*arrays, call: Call, m=None) -> list:
     changed = iter(tangents)
     [*changed, _] = [next(changed) if active else None for active in call.derivatives[0]]
     t_inputs, t_parameters, t_skip = fused.operands(changed)
-    index, _ = fused.split(integers)
-    t_m = _product_tangent(call, inputs, t_inputs, integers)
+    index, indices = fused.split(integers)
+    indices = list(indices.values())
+    [t_m] = rules.bind_tangent(forms.form_p, fused.form, inputs, t_inputs, indices, call.counts)
     if m is None and any(t is not None for t in t_parameters):
         [m] = product(call, fused.form, inputs, integers)
     [t_z] = rules.bind_tangent(

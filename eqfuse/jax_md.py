@@ -10,14 +10,16 @@ It needs jax-md: pip install "eqfuse[jaxmd]".
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse.data import COINCIDENT, species_index
+from eqfuse.data import species_index
 from eqfuse.inference import Network
-from eqfuse.ops import Edges
+from eqfuse.inference.evaluator import Geometry, near_edges
+from eqfuse.inference.lists import Grid, Pairs, grid_of, list_side_by_side, make_pairs
 
 
 def neighbor_list(
@@ -27,6 +29,7 @@ def neighbor_list(
     *,
     numbers=None,
     dr_threshold: float = 0.5,
+    capacity_multiplier: float = 1.25,
     fractional_coordinates: bool = False,
     per_particle: bool = False,
     reference_energies: bool = False,
@@ -34,30 +37,28 @@ def neighbor_list(
     backend: str | None = None,
     dispersion: str | None = None,
     charge: float = 0.0,
-    **neighbor_kwargs,
 ):
     """Return a neighbour function and an energy function, as those of `jax_md.energy`.
 
     Lengths are in Å, energies in eV and forces, `-jax.grad(energy_fn)`, in eV/Å, also with
-    fractional coordinates (jax-md differentiates by the positions in space). Each evaluation sorts
-    the edges; `eqfuse.md` does so only where a list is new, and is faster.
+    fractional coordinates (jax-md differentiates by the positions in space). Boxes of any size will
+    do: the list, of eqfuse and not of jax-md, has all images of an atom.
 
-    A box that changes is passed to `allocate`, `update` and the energy as `box=`. Each such update
-    makes a new list, since jax-md compares fractional positions only. In a periodic box narrower
-    than twice the cutoff, jax-md does not see all images: `update` sets `did_buffer_overflow`,
-    `allocate` raises, and the energy is NaN.
+    A box that changes is passed to `allocate`, `update` and the energy as `box=`; each such update
+    makes a new list. Where a list no longer has room, `did_buffer_overflow` of what `update`
+    returns is set, and the energy is NaN: allocate another.
 
     Latent charges are summed in float64 over the images of `box`. A box that grows so far, by 5% or
     more, that waves would be missing has the energy NaN: begin with the largest.
 
     Args:
-      displacement: of `jax_md.space`; further arguments of the energy, such as `box`, are passed
-        to it.
+      displacement: of `jax_md.space`, which tells the directions that are periodic.
       box: Å, a length, three, or a matrix whose columns are lattice vectors, as for jax-md.
       run: the folder of a run, or a file of its network (.safetensors).
       numbers: [n_atoms] atomic numbers; None if the network knows one element.
       dr_threshold: Å, the skin of the list.
-      fractional_coordinates, neighbor_kwargs: as in `jax_md.partition.neighbor_list`.
+      capacity_multiplier: room of a list, in units of the pairs for which it is allocated.
+      fractional_coordinates: as in `jax_md.partition.neighbor_list`.
       per_particle: whether the energy function returns the energy of each atom.
       reference_energies: whether they are in the energy, as in that of `eqfuse.Calculator`; without
         them, float32 resolves more.
@@ -69,9 +70,8 @@ def neighbor_list(
       (neighbor_fn, energy_fn); energy_fn(R, neighbor, **kwargs).
     Raises:
       ImportError: jax-md is not there.
-      ValueError: numbers are needed, a list of another format, a periodic box narrower than twice
-        the cutoff, float64 (networks with latent charges need it) where JAX has it disabled, or a
-        charge that the network does not read.
+      ValueError: numbers are needed, float64 (networks with latent charges need it) where JAX has
+        it disabled, or a charge that the network does not read.
       DataError: an element that the network does not know, or latent charges in a box that is
         periodic along one or two directions.
       CheckpointError: no readable network.
@@ -83,43 +83,27 @@ def neighbor_list(
 
     network = Network(run, dtype=dtype, backend=backend, dispersion=dispersion)
     _check(network, numbers, charge)
-    if neighbor_kwargs.setdefault("format", partition.Sparse) is not partition.Sparse:
-        raise ValueError("the list must have format=jax_md.partition.Sparse, with both directions")
-    is_periodic = _periodic_directions(displacement, box, fractional_coordinates)
-    narrow = functools.partial(_excess, is_periodic, network.cutoff)
-    _require_wide(narrow(box), network.cutoff)
-    neighbor_kwargs["fractional_coordinates"] = fractional_coordinates
-    neighbor_fn = _neighbor_fn(
-        partition, narrow, (displacement, box, network.cutoff), dr_threshold, neighbor_kwargs
-    )
-    index = None if numbers is None else species_index(numbers, network.species)
+    pbc = _periodic_directions(displacement, box, fractional_coordinates)
     transform = space.transform if fractional_coordinates else lambda _, R: R
-    far = _charges(network, (np.asarray(box, float), is_periodic), transform, charge)
+    sizes = network.cutoff, dr_threshold, capacity_multiplier
+    lists = _Lists(*sizes, np.asarray(box, float), pbc, transform)
+    reach = network.reach(_lattice_vectors(lists.box)[None], pbc, [1])  # refuses slabs
+    index = None if numbers is None else species_index(numbers, network.species)
+    references = (
+        network.references if reference_energies else np.zeros(len(network.species), network.dtype)
+    )
+    of_atoms = functools.partial(_energies, network, lists, index, references, (charge, reach))
 
     def energy_fn(R, neighbor, **kwargs):
-        species = np.zeros(len(R), np.int32) if index is None else index
-        if len(species) != len(R):
-            raise ValueError(f"there are {len(R)} positions and {len(species)} numbers")
-        difference = jax.vmap(functools.partial(displacement, **kwargs))
-        vectors, edges, wrong = _edges(R, neighbor, difference, network)
-        wrong |= jnp.any(narrow(kwargs.get("box", box)) > 0)
-        vectors *= jnp.where(wrong, jnp.nan, 1)  # and forces with them
-        with jax.default_matmul_precision("highest"):
-            energies = network.module.potential.apply(network.params, vectors, species, edges)
-        if far is not None:
-            energies, scalars = energies
-            energies += far(scalars, R, **kwargs)
-        energies += jnp.where(wrong, jnp.nan, 0)  # tables are finite for NaN
-        if reference_energies:
-            energies += network.references[species]
+        energies = of_atoms(R, neighbor, **kwargs)
         return energies if per_particle else jnp.sum(energies)
 
-    return neighbor_fn, energy_fn
+    return partition.NeighborListFns(lists.allocate, lists.update), energy_fn
 
 
 def _check(network: Network, numbers, charge: float):
     """Refuse a network that cannot be computed, or not of these numbers and this charge."""
-    network.require_no_dispersion("eqfuse.jax_md")
+    network.require("eqfuse.jax_md", charges=True)
     is_charged = network.module.potential.long_range is not None
     if (network.dtype == "float64" or is_charged) and not jax.config.jax_enable_x64:
         raise ValueError(
@@ -132,76 +116,117 @@ def _check(network: Network, numbers, charge: float):
         raise ValueError(f"give numbers=: the network knows several elements, {network.species}")
 
 
-def _charges(network: Network, of_cell: tuple, transform, charge: float):
-    """Return a function to the energies of latent charges, [n] eV, which add up to theirs.
+def _energies(network: Network, lists, index, references, charges, R, neighbor, **kwargs):
+    """Return the energies of atoms, [n] eV; NaN, as forces are, where a list lacks pairs.
 
-    It takes their scalars, R, and the `box` and `perturbation` that jax-md gives to displacements.
-    None is returned for a network without them.
+    The species are `index` [n], `references` their energies, and `charges` the total charge and
+    what its sums need.
     """
-    first, is_periodic = of_cell
-    if (les := network.module.potential.long_range) is None:
-        return None
-    reach = network.reach(_lattice_vectors(first)[None], is_periodic, [1])  # refuses slabs
+    count, les = len(R), network.module.potential.long_range
+    species = np.zeros(count, np.int32) if index is None else index
+    if len(species) != count:
+        raise ValueError(f"there are {count} positions and {len(species)} numbers")
+    positions, cell = lists.unwrapped(neighbor, R, **kwargs)
+    of_charges = jnp.full(1, charges[0]), dataclasses.replace(charges[1], atoms=count)
+    of_nodes = np.zeros(count, np.int32), species, np.ones(count, bool)
+    geometry = Geometry(positions, cell[None], *of_nodes, *of_charges)
+    near = near_edges(network.cutoff, neighbor.pairs, geometry, neighbor.room)
+    wrong = neighbor.did_buffer_overflow | jnp.any(jnp.isnan(near.vectors))
+    operands = near.vectors.astype(network.dtype), species, near.edges
+    with jax.default_matmul_precision("highest"):
+        energies = network.module.potential.apply(network.params, *operands)
+    if les is not None:
+        energies, scalars = energies
+        charges = les.charges_of(scalars, geometry.places)
+        places = geometry.positions, geometry.cells, geometry.index, geometry.reach
+        potential = jax.grad(lambda charges: jnp.sum(les.energies(charges, *places)))(charges)
+        far = jnp.sum(charges * potential, axis=1) / 2  # quadratic in charges
+        energies += far * jnp.where(les.covers(geometry.cells, geometry.reach), 1, jnp.nan)
+    # times the positions: tables are finite for NaN, and forces have to be NaN too
+    energies += (jnp.where(wrong, jnp.nan, 0) * jnp.sum(positions)).astype(energies.dtype)
+    return energies + references[species]
 
-    def energies(scalars, R, box=first, perturbation=1.0, **_):
-        count, deform = len(R), _lattice_vectors(jnp.asarray(perturbation, float))
-        x = transform(box, R).astype(float) @ deform
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Neighbors:
+    """A neighbour list of `neighbor_list`, which `update` returns anew where it has to be made."""
+
+    pairs: Pairs
+    fractions: jax.Array  # [n_atoms, 3] places along lattice vectors, for which it was made
+    did_buffer_overflow: jax.Array  # bool, whether it lacks pairs
+    grid: Grid = dataclasses.field(metadata={"static": True})
+    room: int = dataclasses.field(metadata={"static": True})  # of pairs
+    lists: "_Lists" = dataclasses.field(metadata={"static": True})
+
+    def update(self, position, **kwargs) -> "Neighbors":
+        return self.lists.update(position, self, **kwargs)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Lists:
+    """The settings of neighbour lists, and the functions that make them."""
+
+    cutoff: float  # Å
+    skin: float  # Å
+    capacity: float
+    box: np.ndarray
+    is_periodic: np.ndarray  # [3] bool
+    transform: object  # of jax-md, (box, R) to positions in space
+
+    def places(self, R, box=None, perturbation=1.0, **_):
+        """Return positions [n, 3] Å, lattice vectors [3, 3] Å, and positions in units of these."""
+        box, deform = self.box if box is None else box, jnp.asarray(perturbation, float)
+        deform = _lattice_vectors(deform)
+        positions = jnp.asarray(self.transform(box, R), float) @ deform
         cell = _lattice_vectors(jnp.asarray(box, float)) @ deform
-        cells = jnp.where(is_periodic.all(), cell, 0)[None]
-        index = jnp.zeros(count, jnp.int32)
-        totals = jnp.full(1, charge)
-        charges = les.charges_of(scalars.astype(float), index, index == 0, 1, totals)
+        return positions, cell, jax.lax.stop_gradient(positions @ jnp.linalg.inv(cell))
 
-        def total(charges):
-            own = dataclasses.replace(reach, atoms=count)
-            return jnp.sum(les.energies(charges, x, cells, index, own))
+    def moves(self, fractions, neighbors: Neighbors):
+        """Return how far atoms have moved, and the cells by which they were wrapped."""
+        moves = fractions - neighbors.fractions
+        wraps = jnp.where(self.is_periodic, jnp.round(moves), 0)
+        return moves - wraps, wraps
 
-        each = jnp.sum(charges * jax.grad(total)(charges), axis=1) / 2  # quadratic in charges
-        return each * jnp.where(les.covers(cells, reach), 1, jnp.nan)  # and forces with them
+    def unwrapped(self, neighbors: Neighbors, R, **kwargs):
+        """Return positions at the images that a list is of, and lattice vectors."""
+        positions, cell, fractions = self.places(R, **kwargs)
+        _, wraps = self.moves(fractions, neighbors)
+        return positions - wraps @ cell, cell * self.is_periodic[:, None]
 
-    return energies
+    def allocate(self, position, extra_capacity: int = 0, **kwargs) -> Neighbors:
+        """Return a list with room for the pairs of these positions, and some more."""
+        positions, cell, _ = map(np.asarray, self.places(position, **kwargs))
+        structures, pbc = [(positions.astype(float), cell.astype(float))], self.is_periodic
+        pairs = list_side_by_side(structures, [pbc], self.cutoff, self.skin)[0]
+        room = math.ceil(self.capacity * len(pairs)) + extra_capacity + 1
+        grid = grid_of(structures, pbc, self.cutoff + self.skin)
+        return self._made(position, (grid, room), **kwargs)
 
+    def update(self, position, neighbors: Neighbors, **kwargs) -> Neighbors:
+        """Return the list if it has all pairs; else, and whenever a box is given, a new one."""
 
-def _edges(R, neighbor, difference, network: Network) -> tuple[jax.Array, Edges, jax.Array]:
-    """Return vectors [n, 3] Å of a list, zero beyond the cutoff and for padding, and edges.
+        def made():
+            new = self._made(position, (neighbors.grid, neighbors.room), **kwargs)
+            overflow = new.did_buffer_overflow | neighbors.did_buffer_overflow
+            return dataclasses.replace(new, did_buffer_overflow=overflow)
 
-    The last is whether two atoms are at one place, which has no energy.
-    """
-    count = R.shape[0]
-    receivers, senders = neighbor.idx
-    padding = receivers >= count
-    # spread over the atoms: the edges of one are summed one after the other
-    loops = jnp.arange(len(receivers), dtype=receivers.dtype) * count // len(receivers)
-    receivers, senders = (jnp.where(padding, loops, end) for end in (receivers, senders))
-    vectors = difference(R[senders], R[receivers])
-    squares = jnp.sum(vectors**2, axis=1)
-    near = ~padding & (squares < network.cutoff**2)
-    vectors = jnp.where(near[:, None], vectors, 0)
-    vectors = vectors.astype(network.dtype)
-    touching = jnp.any(near & (squares < COINCIDENT**2))
-    return vectors, Edges.from_arrays(senders, receivers, count), touching
+        if "box" in kwargs:
+            return made()
+        _, cell, fractions = self.places(position, **kwargs)
+        moves, _ = self.moves(fractions, neighbors)
+        most = jnp.max(jnp.sum((moves @ cell) ** 2, axis=1))
+        return jax.lax.cond(4 * most <= self.skin**2, lambda: neighbors, made)
 
-
-def _neighbor_fn(partition, narrow, of_list: tuple, dr_threshold: float, options: dict):
-    """Return jax-md's neighbour function, whose lists of a changed box are right or flagged."""
-    displacement, box, cutoff = of_list
-    kept = partition.neighbor_list(*of_list, dr_threshold, **options)
-    anew = partition.neighbor_list(displacement, box, cutoff + dr_threshold, 0.0, **options)
-    overflow = partition.PartitionErrorCode.NEIGHBOR_LIST_OVERFLOW
-
-    def allocate(position, extra_capacity: int = 0, **kwargs):
-        _require_wide(narrow(kwargs.get("box", box)), cutoff)
-        made = kept.allocate(position, extra_capacity, **kwargs)
-        return dataclasses.replace(made, update_fn=update)
-
-    def update(position, neighbors, **kwargs):
-        if "box" not in kwargs:
-            return kept.update(position, neighbors, **kwargs)
-        made = anew.update(position, neighbors, **kwargs)
-        lacks = jnp.any(narrow(kwargs["box"]) > 0) | (made.cell_size_too_small > 0)
-        return dataclasses.replace(made, error=made.error.update(overflow, lacks))
-
-    return partition.NeighborListFns(allocate, update)
+    def _made(self, position, sizes, **kwargs) -> Neighbors:
+        positions, cell, fractions = self.places(position, **kwargs)
+        grid, room = sizes
+        with jax.enable_x64(True):
+            placed = positions[None].astype(jnp.float64), cell[None].astype(jnp.float64)
+            pairs, needed = make_pairs(grid, room, *placed, np.ones((1, len(position)), bool))
+        room = pairs.images.shape[0]
+        lacks = (needed.pairs > room) | (needed.occupancy > grid.occupancy) | needed.is_narrow
+        return Neighbors(pairs, fractions, lacks, *sizes, self)
 
 
 def _periodic_directions(displacement, box, fractional: bool) -> np.ndarray:
@@ -209,30 +234,8 @@ def _periodic_directions(displacement, box, fractional: bool) -> np.ndarray:
     vectors = _lattice_vectors(np.asarray(box, float))
     lattice = jnp.asarray(np.eye(3) if fractional else vectors)
     apart = [np.linalg.norm(displacement(one, jnp.zeros(3))) for one in lattice]
-    return np.array(apart) < 0.1 * np.asarray(_heights(vectors))
+    return np.array(apart) < 1e-3 * np.linalg.norm(vectors, axis=1)
 
 
 def _lattice_vectors(box):
     return box.T if jnp.ndim(box) == 2 else jnp.eye(3) * box
-
-
-def _heights(vectors):
-    """Return the widths of a cell, [3] Å, between opposite faces."""
-    return 1 / jnp.linalg.norm(jnp.linalg.inv(vectors), axis=0)
-
-
-def _excess(is_periodic, cutoff: float, box):
-    """Return how much a box is narrower than twice the cutoff, [3] Å; negative for wider ones."""
-    heights = _heights(_lattice_vectors(jax.lax.stop_gradient(jnp.asarray(box, float))))
-    return jnp.where(is_periodic, 2 * cutoff - heights, -jnp.inf)
-
-
-def _require_wide(excess, cutoff: float):
-    """Refuse a periodic box in which an atom has several images within the cutoff of another."""
-    k = int(np.argmax(excess))
-    if excess[k] > 0:
-        raise ValueError(
-            f"the box is {2 * cutoff - excess[k]:.4g} Å wide along direction {k}, less than twice "
-            f"the cutoff of {cutoff:g} Å, so that jax-md would miss images of atoms; repeat the "
-            "cell, or use eqfuse.md or eqfuse.Calculator, which take cells of any size"
-        )

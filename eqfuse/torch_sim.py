@@ -49,7 +49,7 @@ def model(
         def __init__(self):
             super().__init__()
             network = Network(run, dtype=dtype, backend=backend, dispersion=dispersion)
-            network.require_local("eqfuse.torch_sim")
+            network.require("eqfuse.torch_sim", dispersion=True)
             self._evaluator = Evaluator(network, skin)
             self._device = torch.device("cuda" if jax.default_backend() == "gpu" else "cpu")
             self._dtype = getattr(torch, network.dtype)

@@ -54,7 +54,8 @@ FRONTS = ("inference", "train", "data", "runs", "models", "ops")
 INSIDE = {
     "eqfuse.export.command": {"data.readers", "data.structures", "inference.lists"},
     "eqfuse.export.folder": {"ops._edges", "ops.backends.llvm", "ops.backends.triton"},
-    "eqfuse.export.program": {"inference.evaluator", "ops._edges"},
+    "eqfuse.export.program": {"models.potential"},
+    "eqfuse.jax_md": {"inference.evaluator", "inference.lists"},
     "eqfuse.md.simulation": {"inference.evaluator", "inference.lists"},
     "eqfuse.md.steps": {
         f"inference.{name}" for name in ("evaluator", "lists", "network", "programs", "spread")

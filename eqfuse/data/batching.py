@@ -62,6 +62,19 @@ def _padded_shape(n_nodes: int, n_edges: int, batch_size: int) -> Shape:
     )
 
 
+def padded_edges(senders, receivers, num_nodes: int, room: int) -> tuple[Edges, np.ndarray]:
+    """Return `room` edges, sorted by receiver, and the number that each had, in this order.
+
+    The padding, which comes after the edges, joins nodes to themselves and is spread over all: the
+    edges of one node are summed one after the other.
+    """
+    padding = room - len(senders)
+    loops = np.arange(padding) * num_nodes // max(padding, 1)
+    senders, receivers = np.append(senders, loops), np.append(receivers, loops)
+    order = np.argsort(receivers * num_nodes + senders, kind="stable")
+    return Edges.from_arrays(senders[order], receivers[order], num_nodes), order
+
+
 class HessianRows(NamedTuple):
     """A row of the Hessian of each structure of a batch: H times `direction`, a unit vector."""
 
@@ -135,8 +148,7 @@ def collate(
 ) -> Batch:
     """Put samples side by side and pad them to a shape.
 
-    Padding nodes belong to the last graph. Padding edges join nodes to themselves and are spread
-    over all nodes, since the edges of one node are summed one after the other.
+    Padding nodes belong to the last graph; padding edges are those of `padded_edges`.
 
     Args:
       samples: an empty sequence makes a batch of padding.
@@ -160,20 +172,20 @@ def collate(
             f"{n_graphs} samples with {n_nodes} nodes and {n_edges} edges do not fit {shape}, "
             "which has to hold a padding node and a padding graph besides"
         )
-    first, padding = np.cumsum(atoms) - atoms, shape.n_edges - n_edges
-    loops = np.arange(padding) * shape.n_nodes // max(padding, 1)
-    senders, receivers = (
-        np.concatenate([*(getattr(s, end) + k for s, k in zip(samples, first, strict=True)), loops])
+    first = np.cumsum(atoms) - atoms
+    ends = (
+        [getattr(s, end) + k for s, k in zip(samples, first, strict=True)]
         for end in ("senders", "receivers")
     )
-    order = np.argsort(receivers * shape.n_nodes + senders, kind="stable")
+    ends = (np.concatenate([np.zeros(0, int), *end]) for end in ends)
+    edges, order = padded_edges(*ends, shape.n_nodes, shape.n_edges)
     pad = _Pad(shape, dtype)
     graph_index = np.full(shape.n_nodes, shape.n_graphs - 1, np.int32)
     graph_index[:n_nodes] = np.repeat(np.arange(n_graphs), atoms)
     graph = Graph(
         positions=pad.nodes([s.positions for s in samples], (3,)),
         species=pad.nodes([s.species for s in samples], dtype=np.int32),
-        edges=Edges.from_arrays(senders[order], receivers[order], shape.n_nodes),
+        edges=edges,
         shifts=pad([s.shifts for s in samples], shape.n_edges, (3,))[order],
         graph_index=graph_index,
         cells=pad.graphs([s.cell for s in samples], (3, 3)),

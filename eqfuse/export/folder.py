@@ -85,7 +85,7 @@ def export_folder(
         radial = "network"
     how = {"backend": backend, "radial": radial, "dispersion": dispersion}
     network = Network(run, which=which, dtype=dtype, **how)
-    network.require_alone("an exported folder")
+    network.require("an exported folder")
     elements = _elements(network, types)
     headers = find_headers(lammps)
     sizes = sorted(sizes or ladder(network.module.potential.model.avg_num_neighbors))

@@ -5,7 +5,7 @@ import numpy as np
 from ase.data import chemical_symbols
 
 from eqfuse.inference import Network
-from eqfuse.inference.evaluator import energies_and_gradient
+from eqfuse.models.potential import energy_and_gradient
 from eqfuse.ops import Edges
 
 
@@ -25,8 +25,8 @@ def of_vectors(network: Network, params, numbers, vectors, edges: Edges, atoms):
     species = species_of(network)[numbers]
     near = jnp.sum(vectors**2, axis=1, keepdims=True) < network.cutoff**2
     vectors = jnp.where(near, vectors, 0)
-    gradient, energies = energies_and_gradient(
-        network.module.potential, params, vectors, jnp.maximum(species, 0), edges, atoms
-    )
-    energies = jnp.where(atoms & (edges.of_receivers(species) < 0), jnp.nan, energies)
-    return energies, jnp.where(near, gradient, 0)
+    operands = params, vectors, jnp.maximum(species, 0), edges, atoms
+    found = energy_and_gradient(network.module.potential, *operands)
+    is_unknown = atoms & (edges.of_receivers(species) < 0)
+    energies = jnp.where(is_unknown, jnp.nan, found.node_energy)
+    return energies, jnp.where(near, found.gradient, 0)

@@ -16,7 +16,7 @@ from eqfuse.data import DataError
 from eqfuse.data.structures import FlownApartError
 from eqfuse.inference.arguments import understood
 from eqfuse.inference.descriptors import descriptors
-from eqfuse.inference.evaluator import Evaluator, Placed, Results, energies_of, near_edges
+from eqfuse.inference.evaluator import Evaluator, Placed, Results, derivatives, moved, near_edges
 from eqfuse.inference.network import Network, find_runs, unlike_training
 from eqfuse.inference.predict import as_structures
 from eqfuse.inference.spread import Spread, SpreadOf, with_spread
@@ -367,18 +367,14 @@ def hessian(run, atoms=None) -> np.ndarray:
 def _columns(module, params, pairs, geometry, size, *, count: int):
     """Return the derivatives of the gradient by each coordinate, [3 count, n_nodes, 3]."""
     near = near_edges(module.cutoff, pairs, geometry, size)
-    edges = near.edges
-
     params = params | {WRITTEN: {"model": {WRITTEN: True}}}
-    zero, strain = jnp.zeros_like(geometry.positions), jnp.zeros_like(geometry.cells)
+    zero = jnp.zeros_like(geometry.positions)
 
-    def energy(moves):
-        vectors = near.vectors + moves[edges.senders] - moves[edges.receivers]
-        vectors = jnp.where(near.real, vectors, 0).astype(module.dtype)
-        at = vectors, geometry.positions + moves, strain
-        return energies_of(module, params, *at, geometry, edges)[0]
+    def gradient(moves):
+        found = derivatives(module, params, *moved(near, geometry, moves))
+        return -found.forces(near.edges)
 
-    _, linear = jax.linearize(jax.grad(energy), zero)  # what no direction changes is computed once
+    _, linear = jax.linearize(gradient, zero)  # what no direction changes is computed once
 
     def column(number):
         return linear(zero.reshape(-1).at[number].set(1).reshape(zero.shape))

@@ -1,11 +1,13 @@
 """Born effective charges of atoms, from the latent charges of a trained network."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from eqfuse.inference.calculator import calculator_of
-from eqfuse.inference.evaluator import near_edges
+from eqfuse.inference.evaluator import moved, near_edges
 from eqfuse.runs.errors import ConfigError
 
 
@@ -48,17 +50,13 @@ def born_charges(run, atoms=None, *, dielectric: float = 1.0) -> np.ndarray:
 def _born(module, params, pairs, geometry, size, *, count: int):
     """Return the charges of one structure, [count, 3, 3]."""
     near = near_edges(module.cutoff, pairs, geometry, size)
-    edges, positions = near.edges, geometry.positions
-    atoms = jnp.arange(len(positions)) < geometry.num_atoms
+    positions, long_range = geometry.positions, module.potential.long_range
+    shifted = dataclasses.replace(long_range, charge_key="charge")  # to the total, 0 if not read
 
     def charges_of(moves):
-        vectors = near.vectors + moves[edges.senders] - moves[edges.receivers]
-        vectors = jnp.where(near.real, vectors, 0).astype(module.dtype)
-        _, scalars = module.potential.apply(params, vectors, geometry.species, edges)
-        charges = module.potential.long_range.scale * scalars[:, 0].astype(jnp.float64)
-        total = jnp.sum(geometry.charges)  # of the only structure
-        missing = (total - jnp.sum(jnp.where(atoms, charges, 0))) / geometry.num_atoms
-        return jnp.where(atoms, charges + missing, 0)
+        vectors = moved(near, geometry, moves)[0].vectors.astype(module.dtype)
+        _, scalars = module.potential.apply(params, vectors, geometry.species, near.edges)
+        return shifted.charges_of(scalars, geometry.places)[:, 0]
 
     charges, back = jax.vjp(charges_of, jnp.zeros_like(positions))
     cell = geometry.cells[0]

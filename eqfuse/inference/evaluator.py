@@ -23,7 +23,8 @@ from eqfuse.inference import lists
 from eqfuse.inference.lists import Pairs
 from eqfuse.inference.network import ROOM, Module, Network
 from eqfuse.inference.programs import Kept
-from eqfuse.models.ewald import Reach
+from eqfuse.models.ewald import Places, Reach
+from eqfuse.models.potential import Derivatives, energy_and_gradient
 from eqfuse.ops import Edges
 from eqfuse.runs.errors import naming
 from eqfuse.runs.process import give_back
@@ -64,10 +65,14 @@ class Geometry(NamedTuple):
     cells: jax.Array  # [n_graphs, 3, 3] float64, Å
     index: jax.Array  # [n_nodes] int32, the structure of each node; not read if there is one
     species: jax.Array  # [n_nodes] int32
-    num_atoms: jax.Array  # nodes from this number on have no energy
+    is_atom: jax.Array  # [n_nodes] bool; other nodes have no energy
     charges: jax.Array | None = None  # [n_graphs] e, the total charges; None without latent charges
     reach: Reach | None = None  # of the sums of latent charges
-    is_atom: jax.Array | None = None  # [n_nodes] bool, False for padding between atoms, if any
+
+    @property
+    def places(self) -> Places:
+        """Return what the energy of latent charges depends on."""
+        return Places(*self[:3], self.is_atom, self.charges, self.reach)
 
 
 class Near(NamedTuple):
@@ -77,17 +82,6 @@ class Near(NamedTuple):
     vectors: jax.Array  # [n_edges, 3] Å, float64
     real: jax.Array  # [n_edges, 1] bool, those within the cutoff
     num_edges: jax.Array  # int32, pairs within the cutoff; above n_edges, no result is right
-
-
-class Evaluated(NamedTuple):
-    """Results of `evaluate`, in float64."""
-
-    node_energy: jax.Array  # [n_nodes] eV, without reference energies; zero in the padding
-    forces: jax.Array  # [n_nodes, 3] eV/Å
-    gradient: jax.Array  # [n_edges, 3] eV/Å, of the energy by the vectors
-    near: Near
-    strain: jax.Array | None = None  # [n_graphs, 3, 3] eV, of the energy of charges by the strain
-    charges: jax.Array | None = None  # [n_nodes, charges] e, the latent ones
 
 
 def near_edges(cutoff: float, pairs: Pairs, geometry: Geometry, size: int) -> Near:
@@ -108,109 +102,49 @@ def near_edges(cutoff: float, pairs: Pairs, geometry: Geometry, size: int) -> Ne
     return Near(edges, jnp.where(real, vectors[kept], 0), real, count)
 
 
-def energies_and_gradient(potential, params, vectors, species, edges, atoms):
-    """Return the derivative of the energy of atoms by the vectors, and the energies of nodes."""
-
-    def total(params, vectors, species, edges, atoms):
-        energies = jnp.where(atoms, potential.apply(params, vectors, species, edges), 0)
-        return jnp.sum(energies), energies
-
-    return jax.grad(total, argnums=1, has_aux=True)(params, vectors, species, edges, atoms)
+def moved(near: Near, geometry: Geometry, moves) -> tuple[Near, Geometry]:
+    """Return the same edges of atoms that have moved by [n_nodes, 3] Å."""
+    ends = near.edges.senders, near.edges.receivers
+    vectors = jnp.where(near.real, near.vectors + moves[ends[0]] - moves[ends[1]], 0)
+    return near._replace(vectors=vectors), geometry._replace(positions=geometry.positions + moves)
 
 
-def energies_of(
-    module: Module, params, vectors, positions, strain, geometry: Geometry, edges, change=0.0
-):
-    """Return the energy, eV, and the energies of nodes without charges, and the latent charges.
-
-    These are [n_nodes, charges], or None. Their energy depends on positions [n_nodes, 3], on strain
-    [n_graphs, 3, 3] and on a `change` of the charges, in float64, besides the vectors.
-    """
-    atoms = jnp.arange(len(geometry.species)) < geometry.num_atoms
-    found = module.potential.apply(params, vectors, geometry.species, edges)
-    long_range = module.potential.long_range
-    if long_range is None:
-        energies = jnp.where(atoms, found, 0)
-        return jnp.sum(energies), energies, None
-    energies, scalars = found
-    index, count = geometry.index, len(geometry.cells)
-    real = atoms if geometry.is_atom is None else geometry.is_atom
-    scalars = scalars.astype(positions.dtype)
-    charges = long_range.charges_of(scalars, index, real, count, geometry.charges)
-    positions = positions + jnp.sum(positions[:, :, None] * strain[index], axis=1)
-    cells = geometry.cells + geometry.cells @ strain
-    placed = positions, cells, index, geometry.reach
-    far = long_range.energies(charges + change, *placed)
-    energies = jnp.where(atoms, energies, 0).astype(positions.dtype)
-    return jnp.sum(energies) + jnp.sum(far), energies, charges
-
-
-def add_forces(gradient, edges: Edges, zero, *, are_sorted: bool = False):
-    """Return forces [n_nodes, 3] of the derivative by the vectors of edges, added to zeros."""
-    forces = zero.at[edges.senders].add(-gradient)
-    return forces.at[edges.receivers].add(gradient, indices_are_sorted=are_sorted)
-
-
-def evaluate(module: Module, params, pairs: Pairs, geometry: Geometry, *, size: int) -> Evaluated:
-    """Compute energies and forces of structures side by side; inside of `jit`.
-
-    One derivative, by the vectors of the edges, gives forces, stress and virials; that of charges
-    is by positions and strain, too.
-    """
-    near = near_edges(module.cutoff, pairs, geometry, size)
-    edges, species = near.edges, geometry.species
-    atoms = jnp.arange(len(species)) < geometry.num_atoms
+def derivatives(module: Module, params, near: Near, geometry: Geometry) -> Derivatives:
+    """Compute energies and their derivatives by the edges of structures, in float64."""
+    function = functools.partial(energy_and_gradient, module.potential)
+    operands = near.vectors.astype(module.dtype), geometry.species, near.edges, geometry.is_atom
     if module.potential.long_range is not None:
-        return _with_charges(module, params, near, geometry)
-    # small networks are one native call on a CPU
-    differentiate = ops.sequence(functools.partial(energies_and_gradient, module.potential))
-    vectors = near.vectors.astype(module.dtype)
-    gradient, energies = differentiate(params, vectors, species, edges, atoms)
-    gradient = jnp.where(near.real, gradient, 0).astype(jnp.float64)
-    forces = add_forces(gradient, edges, jnp.zeros_like(geometry.positions), are_sorted=True)
-    return Evaluated(energies.astype(jnp.float64), forces, gradient, near)
+        found = function(params, *operands, geometry.places)
+    else:  # small networks are one native call on a CPU
+        found = ops.sequence(function)(params, *operands)
+    energies = found.node_energy.astype(jnp.float64)
+    gradient = jnp.where(near.real, found.gradient, 0).astype(jnp.float64)
+    return found._replace(node_energy=energies, gradient=gradient)
 
 
-def _with_charges(module: Module, params, near: Near, geometry: Geometry) -> Evaluated:
-    def total(vectors, positions, strain, change):
-        strain = (strain + jnp.swapaxes(strain, 1, 2)) / 2
-        args = vectors, positions, strain, geometry, near.edges
-        energy, *rest = energies_of(module, params, *args, change)
-        return energy, rest
-
-    at = near.vectors.astype(module.dtype), geometry.positions, jnp.zeros_like(geometry.cells)
-    change = jnp.zeros((len(geometry.species), module.potential.long_range.charges))
-    gradient_of = jax.grad(total, argnums=(0, 1, 2, 3), has_aux=True)
-    (gradient, by_positions, strain, potential), (energies, charges) = gradient_of(*at, change)
-    energies += jnp.sum(charges * potential, axis=1) / 2  # the energy of charges is quadratic
-    gradient = jnp.where(near.real, gradient, 0).astype(jnp.float64)
-    forces = add_forces(gradient, near.edges, -by_positions, are_sorted=True)
-    return Evaluated(energies, forces, gradient, near, strain, charges)
+def evaluate(
+    module: Module, params, pairs: Pairs, geometry: Geometry, *, size: int
+) -> tuple[Near, Derivatives]:
+    """Compute energies and derivatives of structures side by side; inside of `jit`."""
+    near = near_edges(module.cutoff, pairs, geometry, size)
+    return near, derivatives(module, params, near, geometry)
 
 
-def strain_derivatives(evaluated: Evaluated, geometry: Geometry):
-    """Return dE/de at e = 0 of r -> (1 + (e + e^T)/2) r, [n_graphs, 3, 3] eV."""
-    vectors, gradient = evaluated.near.vectors, evaluated.gradient
-    count = len(geometry.cells)
-    if count == 1:
-        strain = (vectors.T @ gradient)[None]
-    else:
-        products = vectors[:, :, None] * gradient[:, None, :]
-        of_edges = geometry.index[evaluated.near.edges.receivers]
-        strain = jax.ops.segment_sum(products, of_edges, count)
-    of_charges = 0 if evaluated.strain is None else evaluated.strain
-    return (strain + jnp.swapaxes(strain, 1, 2)) / 2 + of_charges
+def strain_derivatives(near: Near, found: Derivatives, geometry: Geometry):
+    """Return the derivatives of energies by strain, see `Derivatives.strain`."""
+    of_edges = geometry.index[near.edges.receivers]
+    return found.strain(near.vectors, of_edges, len(geometry.cells))
 
 
-def atom_strain_derivatives(evaluated: Evaluated):
+def atom_strain_derivatives(near: Near, found: Derivatives):
     """Return the parts of the nodes of `strain_derivatives`, [n_nodes, 3, 3] eV.
 
     Each edge gives half to either of its atoms, as in LAMMPS and mace.
     """
-    edges = evaluated.near.edges
-    products = evaluated.near.vectors[:, :, None] * evaluated.gradient[:, None, :] / 4
+    edges = near.edges
+    products = near.vectors[:, :, None] * found.gradient[:, None, :] / 4
     products += jnp.swapaxes(products, 1, 2)
-    parts = jnp.zeros((len(evaluated.forces), 3, 3))
+    parts = jnp.zeros((edges.num_nodes, 3, 3))
     return parts.at[edges.senders].add(products).at[edges.receivers].add(products)
 
 
@@ -276,11 +210,14 @@ class Results(NamedTuple):
 
 
 def _results(module, params, pairs, geometry, size, *, of_atoms: bool):
-    done = evaluate(module, params, pairs, geometry, size=size)
-    strain = atom_strain_derivatives(done) if of_atoms else strain_derivatives(done, geometry)
-    parts = [done.node_energy, done.forces.ravel(), strain.ravel()]
-    parts += [] if done.charges is None else [done.charges.ravel()]
-    return jnp.concatenate(parts), done.near.num_edges
+    near, found = evaluate(module, params, pairs, geometry, size=size)
+    if of_atoms:
+        strain = atom_strain_derivatives(near, found)
+    else:
+        strain = strain_derivatives(near, found, geometry)
+    parts = [found.node_energy, found.forces(near.edges).ravel(), strain.ravel()]
+    parts += [] if found.charges is None else [found.charges.ravel()]
+    return jnp.concatenate(parts), near.num_edges
 
 
 @dataclasses.dataclass(eq=False)
@@ -291,7 +228,7 @@ class Listed:
     key: tuple  # on which the list depends besides
     sizes: Sizes  # of the program; may grow
     pairs: Pairs
-    of_nodes: tuple  # structure, species and number of the nodes, on the device
+    of_nodes: tuple  # structures and species of the nodes, which are atoms, on the device
     order: np.ndarray  # [n_atoms] the atom that each node is
     number: np.ndarray  # [n_atoms] the node that each atom is
     species: np.ndarray  # [n_atoms] int32, in the order of the structures
@@ -352,7 +289,7 @@ class Evaluator:
         nodes = np.zeros((2, sizes.nodes), np.int32)
         nodes[0] = sizes.graphs - 1
         nodes[:, :count] = index[order], species[order]
-        of_nodes = *nodes, np.int32(count)
+        of_nodes = *nodes, np.arange(sizes.nodes) < count
         if network.module.potential.long_range is not None:
             of_nodes += (np.zeros(sizes.graphs),)
             of_nodes[-1][: len(structures)] = [getattr(one, "charge", 0.0) for one in structures]

@@ -16,6 +16,7 @@ import numpy as np
 from ase.cell import Cell
 
 from eqfuse.data import DataError, neighbor_list
+from eqfuse.data.batching import padded_edges
 from eqfuse.ops import Edges
 from eqfuse.runs.errors import naming
 
@@ -81,16 +82,10 @@ def list_side_by_side(structures, pbc, cutoff: float, skin: float, names=None):
 
 
 def padded_pairs(senders, receivers, images, num_nodes: int, room: int) -> Pairs:
-    """Return a list of `room` pairs, whose padding is spread over the nodes.
-
-    The edges of one node are summed one after the other.
-    """
-    padding = room - len(senders)
-    loops = np.arange(padding) * num_nodes // max(padding, 1)
-    senders, receivers = np.append(senders, loops), np.append(receivers, loops)
-    order = np.argsort(receivers * num_nodes + senders, kind="stable")
-    images = np.concatenate([images, np.zeros((padding, 3), np.int32)])[order]
-    return Pairs(Edges.from_arrays(senders[order], receivers[order], num_nodes), images)
+    """Return a list of `room` pairs, see `eqfuse.data.batching.padded_edges`."""
+    edges, order = padded_edges(senders, receivers, num_nodes, room)
+    images = np.concatenate([images, np.zeros((room - len(images), 3), np.int32)])
+    return Pairs(edges, images[order])
 
 
 def is_valid(listed, positions, cutoff: float, skin: float) -> bool:
@@ -121,10 +116,10 @@ def within(pairs: Pairs, near, size: int) -> tuple[Edges, jax.Array, jax.Array]:
     how many are near.
     """
     edges = pairs.edges
+    if size == near.shape[0]:  # all are kept, in their order
+        return edges, jnp.arange(size, dtype=jnp.int32), jnp.sum(near, dtype=jnp.int32)
     # XLA would compute what is behind these barriers again for each of its uses
     number, count = jax.lax.optimization_barrier(select_evenly(near, size))  # [n_pairs + 1]
-    if size == near.shape[0]:  # all are kept, in their order
-        return edges, jnp.arange(size, dtype=jnp.int32), count
     kept = selected(number, size)
     keep = number[1:] > number[:-1]
     of_sender = jax.lax.optimization_barrier(running_count(keep[edges.sender_order]))

@@ -71,7 +71,7 @@ class Network:
         auto unless it says otherwise. `radial` is then a text of what was chosen.
       head: which head of a network with several; None where there is one.
       dispersion: see `eqfuse.Calculator`; `dispersion` is then a `Dispersion`, or None. Whoever
-        computes with the network adds it, or calls `require_alone`.
+        computes with the network adds it, or calls `require`.
     Raises:
       CheckpointError: no readable checkpoint, or no such head.
       ConfigError: another dispersion, or no `dftd3`.
@@ -189,22 +189,14 @@ class Network:
         except ValueError as error:
             raise DataError(str(error)) from error
 
-    def require_local(self, what: str):
-        """Refuse a network with latent charges, for `what` computes near atoms alone."""
-        if self.module.potential.long_range is not None:
+    def require(self, what: str, *, charges: bool = False, dispersion: bool = False):
+        """Refuse a network that needs more than `what` computes: charges, or a dispersion."""
+        if self.module.potential.long_range is not None and not charges:
             raise ConfigError(
                 f"{what} has no sums of latent charges (model.long_range): use eqfuse.Calculator, "
                 "eqfuse md or eqfuse predict, or a network that was trained without them"
             )
-
-    def require_alone(self, what: str):
-        """Refuse a network with a dispersion or charges: `what` computes the network alone."""
-        self.require_local(what)
-        self.require_no_dispersion(what)
-
-    def require_no_dispersion(self, what: str):
-        """Refuse a network with a dispersion, which `what` does not add."""
-        if self.dispersion is not None:
+        if self.dispersion is not None and not dispersion:
             raise ConfigError(
                 f"{what} has no dispersion, and this run was trained on labels less "
                 f"{self.dispersion}: use eqfuse.Calculator or eqfuse md, which add it, or say "

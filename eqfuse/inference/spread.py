@@ -10,15 +10,14 @@ import numpy as np
 from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse.inference.evaluator import (
-    Evaluated,
     Evaluator,
     Listed,
-    add_forces,
     near_edges,
     strain_derivatives,
 )
 from eqfuse.inference.network import Network
 from eqfuse.models.features import readout_features
+from eqfuse.models.potential import Derivatives
 from eqfuse.runs.errors import CheckpointError
 
 _SPREAD = "spread"  # the collection of what is added to the parameters
@@ -54,7 +53,7 @@ def rows_of(module, params, near, geometry, vectors):
     """Return the features of the atoms, [n_nodes, n_features], zero in the padding."""
     operands = vectors.astype(module.dtype), geometry.species, near.edges
     rows = readout_features(module.potential, params, *operands)
-    return jnp.where(jnp.arange(len(rows))[:, None] < geometry.num_atoms, rows, 0)
+    return jnp.where(geometry.is_atom[:, None], rows, 0)
 
 
 def spread_of_atoms(module, params, near, geometry):
@@ -91,14 +90,13 @@ def _variances(module, params, pairs, geometry, size):
         return rows_of(module, params, near, geometry, vectors) @ root
 
     rows, back = jax.vjp(of_vectors, near.vectors.astype(module.dtype))
-    zero = jnp.zeros_like(geometry.positions)
 
     def add(sums, column):
         [gradient] = back(jnp.zeros_like(rows).at[:, column].set(1))
         gradient = jnp.where(near.real, gradient, 0).astype(jnp.float64)
-        forces = add_forces(gradient, near.edges, zero, are_sorted=True)
-        strain = strain_derivatives(Evaluated(None, forces, gradient, near), geometry)
-        return (sums[0] + (forces**2).sum(axis=1), sums[1] + strain**2), None
+        found = Derivatives(None, gradient)
+        squares = (found.forces(near.edges) ** 2).sum(axis=1)
+        return (sums[0] + squares, sums[1] + strain_derivatives(near, found, geometry) ** 2), None
 
     start = jnp.zeros(len(rows)), jnp.zeros((count, 3, 3))
     (forces, strain), _ = jax.lax.scan(add, start, jnp.arange(rows.shape[1]))

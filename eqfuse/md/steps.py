@@ -210,19 +210,16 @@ def _take(module: Module, room: Room, settings, added, params, structures, befor
 
     valid = jnp.all(_are_valid(listing, state, module.cutoff, settings.skin, rescaled))
     listing, needed = jax.lax.cond(valid, lambda: (listing, _NOTHING), made)
-    count = is_atom.size
     index = jnp.repeat(jnp.arange(len(is_atom), dtype=jnp.int32), is_atom.shape[1])
     no_cell = jnp.zeros_like(state.cell)
     places = state.positions.reshape(-1, 3), state.cell if any(room.grid.pbc) else no_cell
-    geometry = Geometry(*places, index, structures.species.reshape(-1), count)
-    long_range, reach = module.potential.long_range, room.sizes.reach
-    if long_range is not None:
-        of_charges = {"charges": structures.charges, "reach": reach}
-        geometry = geometry._replace(**of_charges, is_atom=is_atom.reshape(-1))
-    done = evaluate(module, params, listing.pairs, geometry, size=room.sizes.edges)
-    edges, energies = done.near.num_edges, done.node_energy.reshape(is_atom.shape)
-    potential = jnp.sum(jnp.where(is_atom, energies, 0), axis=1)
-    forces, strain = done.forces.reshape(state.positions.shape), strain_derivatives(done, geometry)
+    of_nodes = index, structures.species.reshape(-1), is_atom.reshape(-1)
+    reach = room.sizes.reach
+    geometry = Geometry(*places, *of_nodes, structures.charges, reach)
+    near, found = evaluate(module, params, listing.pairs, geometry, size=room.sizes.edges)
+    edges, potential = near.num_edges, found.node_energy.reshape(is_atom.shape).sum(axis=1)
+    forces = found.forces(near.edges).reshape(state.positions.shape)
+    strain = strain_derivatives(near, found, geometry)
     if added is not None:
         more = added(state.positions, state.cell)
         potential, forces, strain = potential + more[0], forces + more[1], strain + more[2]
@@ -230,7 +227,7 @@ def _take(module: Module, room: Room, settings, added, params, structures, befor
     state = each(lambda integrator, state: integrator.finish(state, step), state)
     spread = jnp.full(len(is_atom), jnp.nan)
     if has_spread := hasattr(settings, "max_spread"):
-        of_atoms = spread_of_atoms(module, params, done.near, geometry).reshape(is_atom.shape)
+        of_atoms = spread_of_atoms(module, params, near, geometry).reshape(is_atom.shape)
         spread = jnp.max(jnp.where(is_atom, of_atoms, 0), axis=1)
     rows = each(_row, state, potential, spread)
     temperature, force = rows[:, COLUMNS.index("temperature")], rows[:, COLUMNS.index("force")]
@@ -241,7 +238,7 @@ def _take(module: Module, room: Room, settings, added, params, structures, befor
     fits = (needed.pairs <= room.sizes.pairs) & (needed.occupancy <= room.grid.occupancy)
     fits &= ~needed.is_narrow & (edges <= room.sizes.edges)
     if any(reach.waves):
-        fits &= long_range.covers(state.cell, reach)
+        fits &= module.potential.long_range.covers(state.cell, reach)
     reason = jnp.where(fits, jnp.where(good, RUNNING, LIMIT), OVERFLOW).astype(jnp.int32)
     state = jax.tree.map(lambda new, old: jnp.where(fits & good, new, old), state, before)
     most = Most(needed, edges, (~valid).astype(jnp.int32))

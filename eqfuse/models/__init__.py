@@ -9,9 +9,9 @@ import jax
 
 from eqfuse import ops
 from eqfuse.graph import Graph
+from eqfuse.models import heads
 from eqfuse.models.allegro import Allegro
 from eqfuse.models.ewald import Reach
-from eqfuse.models.heads import node_energies
 from eqfuse.models.mace import MACE
 from eqfuse.models.nequip import NequIP
 from eqfuse.models.pairs import ZBL
@@ -82,7 +82,9 @@ def ops_summary(module: nn.Module, params, graph: Graph) -> str:
     """
     with ops.recorded() as calls:
         # a new function, since JAX does not trace module.apply again
-        jax.eval_shape(lambda p, g: node_energies(module, p, g.vectors, g), params, graph)
+        operands = graph.vectors, graph.species, graph.edges
+        of_nodes = None if graph.heads is None else graph.heads[graph.graph_index]
+        jax.eval_shape(lambda p, *g: heads.apply(module, p, *g), params, *operands, of_nodes)
     lines = [
         f"  ops      {count} {op.kind} on {op.backend}{op.why and ', ' + op.why}"
         f"{op.fused and '; ' + op.fused}"

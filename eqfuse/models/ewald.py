@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +56,17 @@ class Reach:
     def size(self) -> int:
         """Return the number of waves and pairs of an atom that are summed."""
         return math.prod(2 * n + 1 for n in self.waves) - 1 + self.direct * self.atoms
+
+
+class Places(NamedTuple):
+    """The places of atoms, on which the energy of their charges depends."""
+
+    positions: jax.Array  # [n_nodes, 3] Å
+    cells: jax.Array  # [n_graphs, 3, 3] Å; zeros for a structure that is not periodic
+    index: jax.Array  # [n_nodes] int32, the structure of each node, non-decreasing
+    is_atom: jax.Array  # [n_nodes] bool, False for padding
+    totals: jax.Array | None  # [n_graphs] e, the total charges; read if there is a `charge_key`
+    reach: Reach
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,22 +146,16 @@ class LatentEwald:
         most = self._multiples(cells)
         return ~jnp.any((most >= jnp.asarray(reach.waves) + 1) & jnp.isfinite(most))
 
-    def charges_of(self, scalars, index, is_atom, num_graphs: int, totals=None):
-        """Return the charges of atoms, [n, charges] e; zero in the padding.
-
-        Args:
-          scalars: of the network, [n, charges].
-          index: [n] int32, the structure of each atom.
-          is_atom: [n] bool, False for padding.
-          num_graphs: number of structures.
-          totals: [n_graphs] e, the total charges; read if there is a `charge_key`.
-        """
+    def charges_of(self, scalars, places: Places):
+        """Return the charges of atoms, [n, charges] e, of their scalars; zero in the padding."""
+        is_atom, index, count = places.is_atom, places.index, len(places.cells)
+        scalars = scalars.astype(places.positions.dtype)
         charges = jnp.where(is_atom[:, None], self.scale * scalars, 0)
         if self.charge_key is None:
             return charges
-        sums = jax.ops.segment_sum(charges, index, num_graphs)
-        counts = jax.ops.segment_sum(is_atom.astype(charges.dtype), index, num_graphs)
-        missing = (totals[:, None] - sums) / jnp.maximum(counts, 1)[:, None]
+        sums = jax.ops.segment_sum(charges, index, count)
+        counts = jax.ops.segment_sum(is_atom.astype(charges.dtype), index, count)
+        missing = (places.totals[:, None] - sums) / jnp.maximum(counts, 1)[:, None]
         return jnp.where(is_atom[:, None], charges + missing[index], 0)
 
     def energies(self, charges, positions, cells, index, reach: Reach):

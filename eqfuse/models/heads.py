@@ -10,8 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse.graph import Graph
-
 
 def is_of_head(path) -> bool:
     """Test whether each head has a parameter of this path, of keys, for itself."""
@@ -44,45 +42,20 @@ def head_of(variables: dict, number: int) -> dict:
     )
 
 
-def node_energies(
-    potential, variables: dict, vectors, graph: Graph, positions=None, cells=None
-) -> jax.Array:
-    """Return the energy of each node, [n_nodes] eV, by the head of its graph, with its charges.
+def apply(potential, variables: dict, vectors, species, edges, heads=None):
+    """Return what a potential gives for nodes, by the head of each, [n_nodes] int32, if any.
 
-    The layers that heads share run once: what does not depend on an array with a leading axis is
-    not batched by `vmap`.
-
-    Args:
-      potential: the module.
-      variables: its variables, or those of several heads together.
-      vectors: [n_edges, 3] Å.
-      graph: the batch.
-      positions, cells: of the batch, Å, for charges; None for those of the graph.
-    Raises:
-      ValueError: a potential with charges, and a graph that was not made for one.
+    The variables are those of several heads together. The layers that heads share run once: what
+    does not depend on an array with a leading axis is not batched by `vmap`.
     """
-    operands = vectors, graph.species, graph.edges
-    if graph.heads is None:
-        found = potential.apply(variables, *operands)
-    else:
-        axes = jax.tree.map_with_path(lambda path, _: 0 if is_of_head(path) else None, variables)
-        apply = jax.vmap(potential.apply, in_axes=(axes, None, None, None))
-        found = apply(variables, *operands)  # [n_heads, n_nodes, ...]
+    if heads is None:
+        return potential.apply(variables, vectors, species, edges)
+    axes = jax.tree.map_with_path(lambda path, _: 0 if is_of_head(path) else None, variables)
+    of_heads = jax.vmap(potential.apply, in_axes=(axes, None, None, None))
 
-        def own_head(of_heads):
-            is_own = graph.heads[graph.graph_index] == jnp.arange(len(of_heads))[:, None]
-            is_own = is_own.reshape(is_own.shape + (1,) * (of_heads.ndim - 2))
-            return jnp.sum(jnp.where(is_own, of_heads, 0), axis=0)
+    def own_head(found):  # [n_heads, n_nodes, ...]
+        is_own = heads == jnp.arange(len(found))[:, None]
+        is_own = is_own.reshape(is_own.shape + (1,) * (found.ndim - 2))
+        return jnp.sum(jnp.where(is_own, found, 0), axis=0)
 
-        found = jax.tree.map(own_head, found)
-    if getattr(potential, "long_range", None) is None:
-        return found
-    if graph.reach is None:
-        raise ValueError("a potential with charges needs batches of Batcher(long_range=...)")
-    energies, scalars = found
-    positions, cells = (graph.positions, graph.cells) if positions is None else (positions, cells)
-    where = graph.graph_index, graph.node_mask, graph.num_graphs
-    charges = potential.long_range.charges_of(scalars, *where, graph.charges)
-    # the last graph is padding
-    own = charges, positions, cells[:-1], graph.graph_index, graph.reach
-    return energies + potential.long_range.energies(*own)
+    return jax.tree.map(own_head, of_heads(variables, vectors, species, edges))

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 
 from eqfuse import ops
 from eqfuse.graph import Graph
-from eqfuse.models.ewald import LatentEwald
-from eqfuse.models.heads import node_energies
+from eqfuse.models import heads as of_heads
+from eqfuse.models.ewald import LatentEwald, Places
 from eqfuse.models.pairs import ZBL
 from eqfuse.models.radial import lengths_and_directions, polynomial_cutoff
+from eqfuse.ops import Edges
 
 
 class Potential(nn.Module):
@@ -32,7 +33,7 @@ class Potential(nn.Module):
     float32 resolves for five.
 
     The repulsion of nuclei is added to this, if there is one. The energy of latent charges depends
-    on all atoms, and `node_energies` of `eqfuse.models.heads` adds it.
+    on all atoms, and `energy_and_gradient` adds it.
 
     Attributes:
       model: a module that maps (vectors, species, edges) to an IrrepsArray [n_nodes, 0e]; with
@@ -146,6 +147,96 @@ def _bound(vectors, edges, cutoff: float):
     return 1 - jnp.exp(-4 * edges.of_receivers(count))
 
 
+class Derivatives(NamedTuple):
+    """Energies of nodes and the derivatives of their sum, from which forces and stress follow.
+
+    Attributes:
+      node_energy: [n_receivers] eV; zero in the padding.
+      gradient: [n_edges, 3] eV/Å, the derivative by the vectors of edges.
+      charges: [n_nodes, charges] e, the latent ones; None without any, like the next two.
+      by_positions: [n_nodes, 3] eV/Å, the derivative by positions besides, at the same vectors.
+      by_strain: [n_graphs, 3, 3] eV, the same by r -> r + r e.
+    """
+
+    node_energy: jax.Array | None
+    gradient: jax.Array
+    charges: jax.Array | None = None
+    by_positions: jax.Array | None = None
+    by_strain: jax.Array | None = None
+
+    def forces(self, edges: Edges) -> jax.Array:
+        """Return the forces on the nodes, [n_nodes, 3] eV/Å; edges are sorted by receiver."""
+        forces = jnp.zeros((edges.num_nodes, 3), self.gradient.dtype)
+        forces = forces.at[edges.senders].add(-self.gradient)
+        forces = forces.at[edges.receivers].add(self.gradient, indices_are_sorted=True)
+        return forces if self.by_positions is None else forces - self.by_positions
+
+    def strain(self, vectors, of_edges, num_graphs: int) -> jax.Array:
+        """Return dE/de at e = 0 of r -> (1 + (e + e^T)/2) r, [n_graphs, 3, 3] eV: the virial.
+
+        Args:
+          vectors: [n_edges, 3] Å.
+          of_edges: [n_edges] int32, the structure of each edge; not read of a single one.
+          num_graphs: number of structures.
+        """
+        if num_graphs == 1:
+            strain = (vectors.T @ self.gradient)[None]
+        else:
+            products = vectors[:, :, None] * self.gradient[:, None, :]
+            strain = jax.ops.segment_sum(products, of_edges, num_graphs)
+        if self.by_strain is not None:
+            strain = strain.at[: len(self.by_strain)].add(self.by_strain)
+        return (strain + jnp.swapaxes(strain, 1, 2)) / 2
+
+
+def energy_and_gradient(
+    potential: Potential,
+    params,
+    vectors,
+    species,
+    edges: Edges,
+    atoms,
+    places: Places | None = None,
+    heads=None,
+) -> Derivatives:
+    """Return the energies of nodes, with that of latent charges, and their derivatives.
+
+    The energy of charges is quadratic in them: an atom has half of its charge times the derivative.
+
+    Args:
+      potential: the module.
+      params: its variables, or those of several heads together.
+      vectors: [n_edges, 3] Å; zero for padding.
+      species: [n_nodes] int32.
+      edges: sorted by receiver.
+      atoms: [n_receivers] bool, False for nodes without an energy.
+      places: of a potential with charges, in the precision of the sums of charges.
+      heads: [n_nodes] int32, the head of each node; None for one head.
+    """
+
+    def total(vectors, positions=None, strain=None, change=None):
+        found = of_heads.apply(potential, params, vectors, species, edges, heads)
+        if places is None:
+            energies = jnp.where(atoms, found, 0)
+            return jnp.sum(energies), (energies, None)
+        energies, charges = found[0], potential.long_range.charges_of(found[1], places)
+        energies = jnp.where(atoms, energies, 0).astype(positions.dtype)
+        positions = positions + jnp.sum(positions[:, :, None] * strain[places.index], axis=1)
+        moved = positions, places.cells + places.cells @ strain, places.index, places.reach
+        far = potential.long_range.energies(charges + change, *moved)
+        return jnp.sum(energies) + jnp.sum(far), (energies, charges)
+
+    if places is None:
+        gradient, (energies, _) = jax.grad(total, has_aux=True)(vectors)
+        return Derivatives(energies, gradient)
+    no_change = jnp.zeros((len(species), potential.long_range.charges), places.positions.dtype)
+    at = vectors, places.positions, jnp.zeros_like(places.cells), no_change
+    derivatives, (energies, charges) = jax.grad(total, (0, 1, 2, 3), has_aux=True)(*at)
+    gradient, by_positions, by_strain, by_charges = derivatives
+    energies += jnp.sum(charges * by_charges, axis=1) / 2
+    return Derivatives(energies, gradient, charges, by_positions, by_strain)
+
+
 class Prediction(NamedTuple):
     """The predictions for a batch; zero in the padding.
 
@@ -183,37 +274,46 @@ def predict(
       `Prediction`, in the dtype of `graph.positions` and `params`.
     References: Knuth et al. 2015 (strain derivative).
     """
+    edges, index, heads = graph.edges, graph.graph_index, graph.heads
+    heads = None if heads is None else heads[index]
 
-    def total_energy(positions, strain):
-        vectors = _strained_vectors(graph, positions, strain)
-        charged = potential.long_range is not None
-        places = _strained_places(graph, positions, strain) if charged else ()
-        node_energy = node_energies(potential, params, vectors, graph, *places)
-        node_energy = jnp.where(graph.node_mask, node_energy, 0)
-        return jnp.sum(node_energy), node_energy
-
-    strain = jnp.zeros((graph.num_graphs, 3, 3), graph.positions.dtype) if stress else None
-    argnums = (0, 1) if stress else (0,)
-
-    def gradients_at(positions):
-        return jax.grad(total_energy, argnums, has_aux=True)(positions, strain)
+    def forces_at(positions):
+        vectors = positions[edges.senders] + graph.shifts - positions[edges.receivers]
+        operands = vectors, graph.species, edges, graph.node_mask
+        places = _places(potential, graph, positions)
+        found = energy_and_gradient(potential, params, *operands, places, heads)
+        return found.forces(edges), (found, vectors)
 
     along = None
     if direction is None:
-        gradients, node_energy = gradients_at(graph.positions)
+        forces, (found, vectors) = forces_at(graph.positions)
     else:
         at = (graph.positions,), (direction,)
-        (gradients, node_energy), ((along, *_), _) = jax.jvp(gradients_at, *at)
+        forces, along, (found, vectors) = jax.jvp(forces_at, *at, has_aux=True)
+        along = -along
     energy = jax.ops.segment_sum(
-        node_energy, graph.graph_index, graph.num_graphs, indices_are_sorted=True
+        found.node_energy, index, graph.num_graphs, indices_are_sorted=True
     )
     stresses = None
     if stress:
+        strain = found.strain(vectors, index[edges.receivers], graph.num_graphs)
         # the triple product, not jnp.linalg.det: exactly zero for a cell with a zero vector
         crossed = jnp.cross(graph.cells[:, 1], graph.cells[:, 2])
         volume = jnp.abs(jnp.sum(graph.cells[:, 0] * crossed, axis=-1))[:, None, None]
-        stresses = jnp.where(volume > 0, gradients[1] / jnp.where(volume > 0, volume, 1), 0)
-    return Prediction(energy, node_energy, -gradients[0], stresses, along)
+        stresses = jnp.where(volume > 0, strain / jnp.where(volume > 0, volume, 1), 0)
+    return Prediction(energy, found.node_energy, forces, stresses, along)
+
+
+def _places(potential: Potential, graph: Graph, positions) -> Places | None:
+    """Return the places of the atoms of a batch at positions; None without charges."""
+    if potential.long_range is None:
+        return None
+    if graph.reach is None:
+        raise ValueError("a potential with charges needs batches of Batcher(long_range=...)")
+    # the last graph is padding
+    totals = None if graph.charges is None else graph.charges[:-1]
+    which = graph.graph_index, graph.node_mask, totals
+    return Places(positions, graph.cells[:-1], *which, graph.reach)
 
 
 def compile_predict(potential: Potential, *, stress: bool = False):
@@ -222,24 +322,3 @@ def compile_predict(potential: Potential, *, stress: bool = False):
     On a CPU, small networks on few atoms are one native call, see `ops.sequence`.
     """
     return ops.sequence(functools.partial(predict, potential, stress=stress))
-
-
-def _strained_vectors(graph: Graph, positions: jax.Array, strain) -> jax.Array:
-    """Return edge vectors [n_edges, 3] Å under `strain`, [n_graphs, 3, 3] or None."""
-    edges = graph.edges
-    vectors = positions[edges.senders] + graph.shifts - positions[edges.receivers]
-    if strain is None:
-        return vectors
-    symmetric = (strain + jnp.swapaxes(strain, 1, 2)) / 2
-    of_edge = symmetric[graph.graph_index[edges.receivers]]  # [n_edges, 3, 3]
-    # a sum, which is part of the launches and native calls around it, as a matmul is not
-    return vectors + jnp.sum(vectors[:, :, None] * of_edge, axis=1)
-
-
-def _strained_places(graph: Graph, positions: jax.Array, strain):
-    """Return positions and cells under `strain`, [n_graphs, 3, 3] or None."""
-    if strain is None:
-        return positions, graph.cells
-    symmetric = (strain + jnp.swapaxes(strain, 1, 2)) / 2
-    moved = jnp.sum(positions[:, :, None] * symmetric[graph.graph_index], axis=1)
-    return positions + moved, graph.cells + graph.cells @ symmetric

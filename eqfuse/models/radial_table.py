@@ -11,6 +11,22 @@ In float32 a table is as close to float64 as the network is. Differences of valu
 knots lose digits, so that hidden layers are computed in float64 at the knots, in any precision of
 the network; a length is measured from the middle of its interval, which is stored as the sum of two
 numbers.
+
+Here exp(-d) stands for a radial network, in four intervals up to a cutoff of 5 Å:
+
+    >>> cells = grid((5.0,), 4)
+    >>> cells.points.round(3)
+    array([0.005, 1.254, 2.502, 3.751, 5.   ])
+    >>> value = np.exp(-cells.points)
+    >>> jets = np.stack([value, -value, value])  # values, slopes and curvatures
+    >>> table = coefficients(cells, jets[:, None, :, None], np)  # [intervals, 6, width]
+    >>> table[2, :, 0].round(4)  # the polynomial from 2.502 to 3.751 Å
+    array([ 0.0439, -0.0274,  0.0085, -0.0018,  0.0003, -0.    ])
+    >>> interval, powers = places(cells, jnp.array([3.0]), jnp.array([True]))
+    >>> print(f"interval {interval[0]}, {powers[0, 1]:.3f} half widths from its middle")
+    interval 2, -0.203 half widths from its middle
+    >>> print(f"{powers[0] @ table[2, :, 0]:.5f}, and exp(-3) is {np.exp(-3):.5f}")  # by t^0 to t^5
+    0.04979, and exp(-3) is 0.04979
 """
 
 import dataclasses

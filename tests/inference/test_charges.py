@@ -178,7 +178,7 @@ def test_slabs_are_refused(runs, salt):
 def test_programs_of_near_atoms_refuse_charges(runs):
     network = Network(runs())
     with pytest.raises(ConfigError, match="eqfuse in LAMMPS has no sums of latent charges"):
-        network.require_alone("eqfuse in LAMMPS")
+        network.require("eqfuse in LAMMPS")
 
 
 def test_latent_charges_are_written(runs, salt, tmp_path, capsys):

@@ -1,6 +1,7 @@
 """Radial networks from a table, against the networks themselves in float64."""
 
 import dataclasses
+import doctest
 import functools
 import types
 
@@ -266,3 +267,7 @@ def test_nonlinear_interactions_have_no_tables(graph, monkeypatch):
     np.testing.assert_array_equal(jax.jit(network().apply)(*arguments).array, expected)
     with pytest.raises(ValueError, match="is not for nonlinear=True"):
         jax.eval_shape(network(radial="table").apply, *arguments)
+
+
+def test_the_example_at_the_head_prints_what_it_shows():
+    assert doctest.testmod(radial_table) == (0, 9)

@@ -2,20 +2,18 @@
 
 Frames are pickled one after the other into a file, which is mapped into memory, and each has a
 checksum. Their folder is this user's own, and found again by the content of the files that they are
-from. What libraries have is no shorter: LMDB has no checksums, and those of HDF5 are of arrays.
+from. LMDB has no checksums of its pages: one flipped bit of a page ends the process (SIGBUS). Lists
+that are made when a sample is read would take 6 times (9 atoms) to 18 times (108 atoms) as long.
 """
 
 import collections
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import hashlib
 import multiprocessing
 import os
 import pickle
-import shutil
-import tempfile
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +26,8 @@ from eqfuse.data.lazy import Lazy, Subset, reported
 from eqfuse.data.readers import USUAL_KEYS, Keys, iterate_structures
 from eqfuse.data.samples import Sample, arranged, prepare_samples, sample_of
 from eqfuse.data.structures import UNWEIGHTED, DataError, Structure, weighted
-from eqfuse.ops import _host
+from eqfuse.ops._host import num_processors
+from eqfuse.ops._kept import Kept
 
 _VERSION = "5"
 """Version of what the files hold; another one is stored anew."""
@@ -58,14 +57,14 @@ def store_structures(
         key.update(f"{os.fspath(path)}\0".encode())
         with contextlib.suppress(OSError), open(path, "rb") as file:  # reading it raises
             key.update(hashlib.file_digest(file, "sha256").digest())
-    above = Path(folder) if folder is not None else _host.cache_folder("store")
+    kept = Kept("store" if folder is None else folder, key.hexdigest())
 
     def write(to: Path):
         how = {"keys": keys, "types": types}
         readers = {os.fspath(p): iterate_structures(p, **how) for p in paths}
         write_frames(to, {p: reported(r, f"frames of {p} read") for p, r in readers.items()})
 
-    return StoredStructures(_made(above / key.hexdigest()[:32], write))
+    return StoredStructures(_made(kept, write))
 
 
 def samples_of(
@@ -85,47 +84,18 @@ def samples_of(
 
 def lists_of(structures: "StoredStructures", cutoff: float) -> Path:
     """Return the folder of the neighbour lists of stored structures, which are made once."""
-    folder = structures.folder / f"lists-{float(cutoff)!r}"
-    return _made(folder, lambda to: write_lists(to, structures, cutoff))
+    kept = Kept(structures.folder, name=f"lists-{float(cutoff)!r}")
+    return _made(kept, lambda to: write_lists(to, structures, cutoff))
 
 
-def _made(folder: Path, write: Callable[[Path], None]) -> Path:
-    """Return a folder that is complete; one that is not there is written beside it, and renamed.
-
-    Of several processes that ask for it at the same time, one writes it.
-    """
-    if folder.is_dir():
-        return folder
+def _made(kept: Kept, write: Callable[[Path], None]) -> Path:
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(folder.parent):
-            if folder.is_dir():
-                return folder
-            partial = Path(tempfile.mkdtemp(prefix="partial-", dir=folder.parent))
-            try:
-                write(partial)
-                with contextlib.suppress(OSError):  # without locks, another may be faster
-                    os.rename(partial, folder)
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
+        return kept.made(write)
     except OSError as error:
         raise DataError(
-            f"frames cannot be stored in {folder}: {error.strerror or error}; free or repair the "
-            "disk, name another by XDG_CACHE_HOME, or keep them in memory by data.store=off"
+            f"frames cannot be stored in {kept.path}: {error.strerror or error}; free or repair "
+            "the disk, name another by XDG_CACHE_HOME, or keep them in memory by data.store=off"
         ) from error
-    return folder
-
-
-@contextlib.contextmanager
-def _alone(folder: Path):
-    """Return a context of one process at a time in a folder, if its file system has locks."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 class _Pickled(Lazy):
@@ -152,7 +122,8 @@ class _Pickled(Lazy):
 
     @staticmethod
     def write(path: Path, pickles: Iterable[tuple[bytes, int, bool]]) -> None:
-        """Write pickles, with a size and a flag of each."""
+        """Write pickles, with a size and a flag of each, to a file in a new folder."""
+        path.parent.mkdir(exist_ok=True)
         table = array("q")  # a list has 40 bytes for each number
         with open(path, "wb") as file:
             for content, size, flag in pickles:
@@ -264,20 +235,16 @@ def write_lists(folder: Path, structures: StoredStructures, cutoff: float, worke
     There are as many processes as `workers`; without it, one for each core, or one for few
     structures.
     """
-    count = len(structures)
+    count, each = len(structures), map
     if workers is None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-        workers = min(_MOST_WORKERS, cores) if count >= _FEWEST else 1
-    made = functools.partial(_list, structures, cutoff)
-    # Forked processes would have the threads' locks of JAX without the threads.
-    context = multiprocessing.get_context("spawn")
+        workers = min(_MOST_WORKERS, num_processors()) if count >= _FEWEST else 1
     with contextlib.ExitStack() as stack:
-        each = map
-        if workers > 1:
+        if workers > 1:  # forked ones would have the threads' locks of JAX without the threads
+            context = multiprocessing.get_context("spawn")
             pool = stack.enter_context(ProcessPoolExecutor(workers, mp_context=context))
             each = functools.partial(pool.map, chunksize=_CHUNK)
-        lists = reported(each(made, range(count)), "neighbour lists made")
-        _Pickled.write(folder / "lists", lists)
+        lists = each(functools.partial(_list, structures, cutoff), range(count))
+        _Pickled.write(folder / "lists", reported(lists, "neighbour lists made"))
 
 
 def _list(structures: StoredStructures, cutoff: float, k: int) -> tuple[bytes, int, bool]:

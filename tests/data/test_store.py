@@ -136,7 +136,7 @@ def test_files_are_read_once_and_again_when_they_change(files, tmp_path, monkeyp
             store_structures([path], folder=tmp_path / "store")
     changed = store_structures([path], folder=tmp_path / "store")
     assert changed.folder != first.folder
-    assert len(list((tmp_path / "store").iterdir())) == 2
+    assert len(list((tmp_path / "store").glob("[!.]*"))) == 2
 
 
 def test_nothing_is_kept_of_files_that_are_refused(files, tmp_path):
@@ -150,15 +150,15 @@ def test_nothing_is_kept_of_files_that_are_refused(files, tmp_path):
             store_structures([files[1], bad], folder=tmp_path / "store")
     with pytest.raises(DataError, match="no such file"):
         store_structures([tmp_path / "none.xyz"], folder=tmp_path / "store")
-    assert not list((tmp_path / "store").iterdir())
+    assert not list((tmp_path / "store").glob("[!.]*"))
     frames = ase.io.read(files[0], ":")
     frames[2].positions[1] = frames[2].positions[0]
     ase.io.write(bad, frames, format="extxyz")
     stored = store_structures([bad], folder=tmp_path / "store")
     with pytest.raises(DataError, match=r"bad\.xyz, frame 2: atoms 0 and 1 are at the same place"):
         samples_of(stored, 4.0, (1, 6, 8), None)
-    assert not list(stored.folder.glob("*lists*"))
-    assert not list(stored.folder.glob("partial*"))
+    assert not list(stored.folder.glob("lists*"))
+    assert not list(stored.folder.glob(".partial*"))
     with pytest.raises(DataError, match="C not among the model's species"):
         samples_of(store_structures(files, folder=tmp_path), 4.0, (1, 8, 29), None)
 
@@ -168,7 +168,7 @@ def test_damaged_frames_name_the_folder(files, tmp_path):
     rng, common = np.random.default_rng(0), (4.0, (1, 6, 8, 29), None)
     stored = store_structures(files, folder=tmp_path)
     samples_of(stored, *common)
-    found = [path for path in stored.folder.rglob("*") if path.is_file()]
+    found = [path for path in stored.folder.rglob("[!.]*") if path.is_file()]
     assert len(found) == 4
     for path in found:
         content = path.read_bytes()
@@ -192,7 +192,7 @@ def test_a_full_disk_names_the_folder(files, tmp_path, monkeypatch):
     monkeypatch.setattr(store, "write_frames", full)
     with pytest.raises(DataError, match=f"cannot be stored in {tmp_path}.*: No space left"):
         store_structures(files, folder=tmp_path)
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("[!.]*"))
 
 
 @pytest.mark.slow
@@ -220,4 +220,4 @@ def test_the_data_of_a_run_are_the_same_with_frames_on_disk(copper, tmp_path, mo
     for name in ("train", "val"):
         assert_all_same(*(getattr(s, name) for s in sets.values()))
     assert sets["on"].references == sets["off"].references
-    assert len(list((tmp_path / "cache" / "eqfuse" / "store").iterdir())) == 1
+    assert len(list((tmp_path / "cache" / "eqfuse" / "store").glob("[!.]*"))) == 1

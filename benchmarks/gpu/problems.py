@@ -191,7 +191,10 @@ def _of_module(kind, irreps_out, fields: dict, order, irreps, shapes, graph=None
 
     params = jax.eval_shape(init, *(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes))
     params = jax.tree.map(lambda leaf: leaf.shape, params)
-    summands = max(size for shape in shapes for size in shape)  # the gradient of a parameter
+    # of the gradient of a parameter: over rows, and the components of an irrep
+    dim = max(ir.dim for side in (*irreps, e3nn.Irreps(irreps_out)) if side for _, ir in side)
+    summands = max(max(shape) for shape in shapes)
+    summands = max(summands, dim * max(rows for rows, _ in shapes))
     return Problem(function, (params, *shapes), graph, summands=summands, composed=True)
 
 

@@ -19,10 +19,11 @@ from eqfuse.ops.backends.llvm.machine import RUNTIME
 from eqfuse.ops.backends.llvm.text import with_handler
 
 _NARROW, _WIDE = Machine(32, 16, *DEFAULT_CACHES), Machine(64, 32, *DEFAULT_CACHES)
+_NEON = Machine(16, 32, *DEFAULT_CACHES)
 
 LEVELS = {
     "x86_64": {"x86-64": _NARROW, "x86-64-v3": _NARROW, "x86-64-v4": _WIDE},
-    "aarch64": {"generic": _NARROW},
+    "aarch64": {"generic": _NEON},
 }
 """LLVM's names of the processors for which a library of an architecture is compiled, and the
 machine for which its kernels are written, whatever the machine that writes them."""

@@ -113,8 +113,9 @@ def write(generate) -> Module:
 @functools.cache
 def machine() -> Machine:
     """Return the vectors and caches of this machine."""
-    _, features = _target()
-    vectors = 16, 32 if features.get("neon") else 16
+    target, features = _target()
+    # every ARM of 64 bits has NEON, also where LLVM reports no features, as on macOS
+    vectors = 16, 32 if target.triple.startswith(("aarch64", "arm64")) else 16
     if features.get("avx"):
         vectors = (64, 32) if features.get("avx512f") else (32, 16)
     return Machine(*vectors, *_host.caches())
@@ -141,7 +142,13 @@ def compiled(text: str) -> bytes:
 def _compiler():
     import llvmlite.binding as llvm
 
-    return llvm.create_lljit_compiler(_target()[0])
+    target, _ = _target()
+    try:
+        # It puts the sections of an object side by side. Code of ARM reaches 4 GB, and the older
+        # linker ends the process where they lie further apart (llvm-project issue 71963).
+        return llvm.create_lljit_compiler(target, use_jit_link=True)
+    except RuntimeError:  # llvmlite has none for this system
+        return llvm.create_lljit_compiler(target)
 
 
 @functools.cache

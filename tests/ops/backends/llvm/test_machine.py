@@ -1,6 +1,7 @@
 """Native kernels and their machine: the threads they may use, the cache, processes, versions."""
 
 import collections
+import ctypes
 import functools
 import hashlib
 import multiprocessing
@@ -9,6 +10,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import types
 
 import e3nn_jax as e3nn
 import jax
@@ -18,7 +20,7 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.ops import _host
-from eqfuse.ops.backends.llvm import machine
+from eqfuse.ops.backends.llvm import library, machine
 from eqfuse.ops.backends.llvm.form import generate
 from eqfuse.ops.ir import products
 from eqfuse.ops.ir.form import derivatives
@@ -201,6 +203,83 @@ def test_large_results_ask_for_large_pages():
             flags = line
     assert " hg" in flags
     np.testing.assert_array_equal(result, x.array)
+
+
+FAR = """
+import ctypes
+from eqfuse.ops.backends.llvm import machine
+
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+def take(size):
+    return libc.mmap(None, size, 3, 0x4022, -1, 0)  # private, anonymous, no memory reserved
+
+machine._target()
+arrays, holes = take(6 << 30), take(64 * 4096)
+for page in range(1, 64, 4):
+    libc.munmap(holes + page * 4096, 4096)
+while take(8192) > arrays:  # until nothing but single pages is free above the arrays
+    pass
+names = "code", "table", "state"
+text = '''
+@table = constant [2048 x i64] zeroinitializer
+@state = global i64 7
+define i64 @code(i64 %k) {
+  %place = getelementptr [2048 x i64], ptr @table, i64 0, i64 %k
+  %constant = load i64, ptr %place
+  %variable = load i64, ptr @state
+  %sum = add i64 %constant, %variable
+  ret i64 %sum
+}
+'''
+places = machine._link("far", text, names, {})
+code = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(places["code"])
+print(code(3), max(places.values()) - min(places.values()))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="numbers of Linux's mmap")
+def test_sections_of_a_kernel_lie_side_by_side():
+    """Code of ARM reaches 4 GB, and here a process has arrays of 6 GB between small holes."""
+    result, apart = map(int, run(FAR).split())
+    assert result == 7
+    assert apart < 1 << 20
+
+
+def test_kernels_where_llvmlite_has_no_jitlink(monkeypatch):
+    """On Windows its compiler is an error; kernels are then linked by LLVM's older linker."""
+    import llvmlite.binding as llvm
+
+    asked, create = [], llvm.create_lljit_compiler
+
+    def without(target, use_jit_link=False):
+        asked.append(use_jit_link)
+        if use_jit_link:
+            raise RuntimeError("JITLink is not available")
+        return create(target)
+
+    monkeypatch.setattr(llvm, "create_lljit_compiler", without)
+    compiler = machine._compiler.__wrapped__()
+    monkeypatch.setattr(machine, "_compiler", lambda: compiler)
+    text = "define i64 @f() {\n  ret i64 5\n}\n"
+    address = machine._link("without_jitlink", text, ["f"], {})["f"]
+    assert ctypes.CFUNCTYPE(ctypes.c_int64)(address)() == 5
+    assert asked == [True, False]
+
+
+@pytest.mark.parametrize("triple", ["aarch64-unknown-linux-gnu", "arm64-apple-darwin23.0.0"])
+def test_vectors_of_arm(monkeypatch, triple):
+    """NEON's, whatever LLVM reports: nothing on macOS, and SVE where a processor has it."""
+    for features in ({}, {"neon": True, "sve": True}):
+        target = types.SimpleNamespace(triple=triple), features
+        monkeypatch.setattr(machine, "_target", lambda target=target: target)
+        found = machine.machine.__wrapped__()
+        assert (found.vector_bytes, found.registers) == (16, 32)
+    for vectors in library.LEVELS["aarch64"].values():
+        assert (vectors.vector_bytes, vectors.registers) == (16, 32)
 
 
 def _batch(seed):

@@ -192,12 +192,12 @@ def _einsum(form: Form, path: Path, factors, dtype):
     )
 
 
-def evaluate_linear_form(linear_form: Form, arrays, index, num_rows: int):
+def evaluate_linear_form(linear_form: Form, arrays, index, num_rows: int, precision="highest"):
     """Return the outputs of a linear form, by definition.
 
     `index` [num_rows] int32 is the set of weights that a row takes; None where there is one set.
     """
-    einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+    einsum = functools.partial(jnp.einsum, precision=precision)
 
     def block(ref: SegmentRef):  # [rows, mul, dim]
         operand = linear_form.inputs[ref.operand]

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
+from eqfuse.ops._backend import TF32X3
 from eqfuse.ops._edges import Edges
 from eqfuse.ops.backends import xla
 from eqfuse.ops.backends.triton import primitive as triton
@@ -169,6 +170,11 @@ def _lower_form(*args, form, num_rows, num_nodes, backend):
     return summed(computed, form, inputs)
 
 
+BY_XLA = 0
+PRECISIONS = {"ieee": "highest", "tf32x3": TF32X3, "tf32": "TF32_TF32_F32"}
+"""Of `Form.input_precision`, what JAX calls them."""
+
+
 def measured_plan(form: Form, num_rows: int, num_nodes: int, dtype) -> int | None:
     """Return which of `plans` was fastest on this GPU, or None where that was not measured."""
     problem = measured.Problem.of(form, num_rows, num_nodes, "triton", dtype)
@@ -179,10 +185,13 @@ def measured_plan(form: Form, num_rows: int, num_nodes: int, dtype) -> int | Non
 
 
 def plans(problem: measured.Problem) -> list[int]:
-    """Return the plans of the kernel of a form or linear form on a GPU, that of the rule first."""
+    """Return the plans of the kernel of a form or linear form on a GPU, that of the rule first.
+
+    That of no kernel, `BY_XLA`, is a linear form by XLA's matmuls.
+    """
     form, dtype, rows = problem.op, problem.dtype, problem.num_rows
     if form.has_matrices:
-        return triton.linear_plans(form, dtype, rows)
+        return [*triton.linear_plans(form, dtype, rows), BY_XLA]
     return triton.form_plans(form, dtype, rows, problem.num_nodes)
 
 
@@ -190,7 +199,7 @@ def by_plan(problem: measured.Problem, plan: int, floats, _, integers) -> list[j
     """Return the outputs of a form or linear form on a GPU, by one of its plans."""
     form, rows = problem.op, problem.num_rows
     if form.has_matrices:
-        return triton.run_linear_form(form, floats, integers, rows, plan)
+        return _linear_on_gpu(form, floats, integers, rows, plan)
     indices = dict(zip(INDEX_ARRAYS, integers, strict=False))
     return triton.run_form(form, floats, indices, rows, problem.num_nodes, plan)
 
@@ -299,11 +308,19 @@ activation_p = rules.defined_primitive(
 mlir.register_lowering(activation_p, mlir.lower_fun(_activation, multiple_results=True))
 
 
+def _linear_on_gpu(form: Form, arrays, index, num_rows: int, plan: int | None) -> list[jax.Array]:
+    if plan != BY_XLA:
+        return triton.run_linear_form(form, arrays, index, num_rows, plan)
+    precision = PRECISIONS[form.input_precision]
+    index = index[0] if index else None
+    return xla.evaluate_linear_form(form, arrays, index, num_rows, precision)
+
+
 def _lower_linear_form(*arrays, form, num_rows, backend):
     values, index = split(arrays, len(form.inputs))
     if backend == "triton" and num_rows and form.terms:
         plan = measured_plan(form, num_rows, 0, values[0].dtype)
-        return triton.run_linear_form(form, values, index, num_rows, plan)
+        return _linear_on_gpu(form, values, index, num_rows, plan)
     index = index[0] if index else None
     if backend == "llvm" and num_rows and form.terms:
         return native.linear(form, values, index, num_rows)

@@ -385,3 +385,29 @@ def test_every_plan_of_a_kernel_on_a_gpu_is_run_and_compared(wrong, monkeypatch)
     left = {} if wrong is None else {"2": "results differ by 1"}
     assert {n: t[:19] for n, t in product.result.left_out.items()} == left
     assert set(product.result.ms) | set(left) == {"1", "2", "4", "8"}
+    [linear] = [m for m in found if m.problem.op.has_matrices]
+    assert set(linear.result.ms) == {"32", "64", str(forms.BY_XLA)}
+
+
+def test_a_linear_is_computed_by_xla_where_that_was_faster(monkeypatch):
+    pytest.importorskip("triton")
+    import tests.interpreter  # noqa: F401
+
+    monkeypatch.setattr(measuring, "MOST_SETS", 1)
+    x = e3nn.normal("2x0e+2x1o", jax.random.key(0), (32,))
+    module = ops.Linear("2x0e+2x1o", backend="triton")
+    params = module.init(jax.random.key(2), x)
+
+    def calls():
+        traced = jax.jit(lambda x: module.apply(params, x).array)
+        return traced.lower(x).as_text().count("xla_ffi_python_cpu_callback")
+
+    def timer(names):
+        return {name: 0.5 if name == "0" else 1.0 for name in names}
+
+    before = calls()
+    expected = module.apply(params, x).array
+    ops.measure(lambda x: module.apply(params, x).array, x, timer=timer)
+    assert (before, calls()) == (1, 0)
+    again = jax.jit(lambda x: module.apply(params, x).array)(x)
+    np.testing.assert_allclose(again, expected, rtol=1e-5, atol=1e-6)

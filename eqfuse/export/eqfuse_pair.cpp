@@ -1,7 +1,7 @@
 // A network that `eqfuse export` wrote as a pair style of LAMMPS, loaded by its PLUGIN package.
 //
 //   plugin load FOLDER/eqfuseplugin.so
-//   pair_style eqfuse FOLDER
+//   pair_style eqfuse FOLDER     # then a PJRT plug-in, if another than the one in FOLDER; mass_check no
 //   pair_coeff * * Si O          # the elements of types 1, 2, ...; NULL for a type of another style of a hybrid
 //
 // Ghosts reach one cutoff. Between layers, features of ghosts come from their owners by LAMMPS's own messages. LAMMPS's
@@ -13,6 +13,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <exception>
+#include <limits>
 #include <mutex>
 #include <thread>
 
@@ -85,8 +86,9 @@ class Requests {
   const Engine::Rows *rows = nullptr;
 };
 
-// Gives each rank of a machine its own cores, unless the launcher has done so.
-void share_cores(MPI_Comm world) {
+// Gives each rank of a machine its own cores, unless the launcher has done so. Linux only.
+void share_cores([[maybe_unused]] MPI_Comm world) {
+#ifdef __linux__
   MPI_Comm here;
   int rank, size;
   MPI_Comm_split_type(world, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here);
@@ -108,6 +110,15 @@ void share_cores(MPI_Comm world) {
     for (int k = 0; k < each; ++k) CPU_SET(cores[first + k], &own);
     sched_setaffinity(0, sizeof(own), &own);
   }
+#endif
+}
+
+// Whether a mass, in u, is one of an element: to a tenth of its mean, or of an isotope that is further off.
+bool is_mass(double mass, int number, double mean) {
+  static const std::multimap<int, double> isotopes{{1, 2.014}, {1, 3.016}, {2, 3.016}, {3, 6.015}, {6, 14.003}, {16, 35.967}, {20, 45.954}, {20, 47.953}};
+  auto near = [&](double other) { return std::abs(mass - other) <= 0.1 * other; };
+  const auto [first, last] = isotopes.equal_range(number);
+  return near(mean) || std::any_of(first, last, [&](auto &isotope) { return near(isotope.second); });
 }
 
 class PairEqfuse : public Pair {
@@ -125,7 +136,10 @@ class PairEqfuse : public Pair {
   }
 
   void settings(int count, char **words) override {
-    if (count < 1 || count > 2) error->all(FLERR, "pair_style eqfuse takes a folder of 'eqfuse export', and perhaps a PJRT plug-in");
+    checks_masses = true;
+    if (count > 2 && std::string(words[count - 2]) == "mass_check") checks_masses = utils::logical(FLERR, words[count - 1], false, lmp), count -= 2;
+    if (count < 1 || count > 2)
+      error->all(FLERR, "pair_style eqfuse takes a folder of 'eqfuse export', and perhaps a PJRT plug-in and 'mass_check no'");
     if (std::string(update->unit_style) != "metal") error->all(FLERR, "pair_style eqfuse computes in eV and A: set 'units metal', got {}", update->unit_style);
     static bool shared = false;  // before XLA starts its threads
     if (!shared) share_cores(world), shared = true;
@@ -175,6 +189,7 @@ class PairEqfuse : public Pair {
     for (int k = 1; k < 4 && atom->molecular != Atom::ATOMIC; ++k)
       if (force->special_lj[k] == 0 && force->special_coul[k] == 0)
         error->all(FLERR, "bonded pairs are left out, and the network of pair_style eqfuse needs them: set 'special_bonds lj/coul 1 1 1'");
+    if (checks_masses) check_masses();
     neighbor->add_request(this, NeighConst::REQ_FULL);
     steps = 0, in_network = in_lists = in_messages = bytes = 0;
   }
@@ -222,14 +237,19 @@ class PairEqfuse : public Pair {
   void finish() override {
     rusage used;
     getrusage(RUSAGE_SELF, &used);
-    const double mine[6] = {in_network, in_lists, in_messages, bytes, double(most_ghosts), double(used.ru_maxrss)};
+#ifdef __APPLE__
+    const double per_megabyte = 1 << 20;  // of bytes, and elsewhere of kB
+#else
+    const double per_megabyte = 1024;
+#endif
+    const double mine[6] = {in_network, in_lists, in_messages, bytes, double(most_ghosts), used.ru_maxrss / per_megabyte};
     double most[6];
     MPI_Allreduce(mine, most, 6, MPI_DOUBLE, MPI_MAX, world);
     int atoms;
     MPI_Allreduce(&most_owned, &atoms, 1, MPI_INT, MPI_MAX, world);
     if (comm->me == 0 && steps)
       utils::logmesg(lmp, "eqfuse, {} steps, the slowest rank: network {:.4g} s, pairs {:.4g} s, messages {:.4g} s ({:.4g} MB sent); at most {} atoms and {} ghosts, {:.0f} MB of memory\n",
-                     steps, most[0], most[1], most[2], most[3] / 1e6, atoms, int(most[4]), most[5] / 1024);
+                     steps, most[0], most[1], most[2], most[3] / 1e6, atoms, int(most[4]), most[5]);
   }
 
   double memory_usage() override {
@@ -257,6 +277,37 @@ class PairEqfuse : public Pair {
   bigint steps = 0;
   double in_network = 0, in_lists = 0, in_messages = 0, bytes = 0;
   int most_owned = 0, most_ghosts = 0;
+
+  bool checks_masses = true;
+
+  // Refuses masses that belong to other elements than pair_coeff names.
+  void check_masses() const {
+    const int types = atom->ntypes;
+    std::vector<double> low(types + 1, std::numeric_limits<double>::infinity()), high(types + 1, 0);
+    auto add = [&](int type, double mass) { low[type] = std::min(low[type], mass), high[type] = std::max(high[type], mass); };
+    if (atom->rmass)
+      for (int i = 0; i < atom->nlocal; ++i) add(atom->type[i], atom->rmass[i]);
+    else
+      for (int t = 1; t <= types; ++t)
+        if (atom->mass_setflag[t]) add(t, atom->mass[t]);
+    MPI_Allreduce(MPI_IN_PLACE, low.data(), types + 1, MPI_DOUBLE, MPI_MIN, world);
+    MPI_Allreduce(MPI_IN_PLACE, high.data(), types + 1, MPI_DOUBLE, MPI_MAX, world);
+    bool fits = true;
+    std::string given, named;
+    for (int t = 1; t <= types; ++t) {
+      const int z = elements_of[t];
+      const bool has_atoms = high[t] > 0;
+      const double mean = z ? engine->masses.at(z) : 0;
+      fits = fits && (!z || !has_atoms || (is_mass(low[t], z, mean) && is_mass(high[t], z, mean)));
+      given += !has_atoms ? " none" : low[t] == high[t] ? fmt::format(" {:.6g}", low[t]) : fmt::format(" {:.6g}-{:.6g}", low[t], high[t]);
+      std::string symbol = " NULL";
+      for (auto &element : engine->elements)
+        if (element.second == z) symbol = fmt::format(" {} ({:.6g})", element.first, mean);
+      named += symbol;
+    }
+    if (!fits)
+      error->all(FLERR, "masses of types 1 to {} are{}, and pair_coeff names{}: name the elements in the order of the types, or end pair_style with 'mass_check no'", types, given, named);
+  }
 
   // Messages are of double; two floats are one.
   int numbers_of(size_t width) const { return engine->is_double ? width : (width + 1) / 2; }

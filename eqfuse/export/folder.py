@@ -19,7 +19,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ase.data import atomic_numbers, chemical_symbols
+from ase.data import atomic_masses, atomic_numbers, chemical_symbols
 
 from eqfuse import __version__
 from eqfuse.export.exchange import exchanging, fetch
@@ -272,7 +272,7 @@ def with_checksum(manifest: str) -> str:
 def _write_texts(part: Path, network: Network, elements: list[int], more: list[str]):
     """Write the manifest, and the text that says how to run the folder."""
     written = [*sorted(part.glob("program_*")), part / KERNELS, part / WEIGHTS]
-    references = dict(zip(network.species, network.references.tolist(), strict=True))
+    known = dict(zip(network.species, network.references.tolist(), strict=True))
     pjrt = find_pjrt()
     lines = [
         f"format {FORMAT}",
@@ -282,7 +282,7 @@ def _write_texts(part: Path, network: Network, elements: list[int], more: list[s
         f"cutoff {network.cutoff!r}",
         *([f"plugin {pjrt}"] if pjrt else []),
         f"radial {network.radial}",
-        *(f"element {chemical_symbols[z]} {z} {references[z]!r}" for z in elements),
+        *(f"element {chemical_symbols[z]} {z} {known[z]!r} {atomic_masses[z]}" for z in elements),
         *more,
         *(f"checksum {f.name} {zlib.crc32(f.read_bytes())}" for f in written if f.exists()),
     ]

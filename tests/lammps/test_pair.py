@@ -308,6 +308,8 @@ minimize 0 1e-3 5 20
         ("* * Al Cu", "* * Al Cu\nneigh_modify exclude type 1 1", "leaves out pairs"),
         ("{folder}\n", "nowhere\n", "nowhere/manifest.txt cannot be read; is the folder whole?"),
         ("run 0", "replicate 3 3 3\nrun 0", "and the largest program holds 60 atoms"),
+        ("* * Al Cu", "* * Cu Al", "are 26.98 63.546, and pair_coeff names Cu (63.546) Al (26.98"),
+        ("{folder}\n", "{folder} mass_check maybe\n", "maybe"),
     ],
 )  # fmt: skip
 def test_pair_style_refuses_wrong_inputs(folders, tmp_path, old, new, expected):
@@ -317,6 +319,79 @@ def test_pair_style_refuses_wrong_inputs(folders, tmp_path, old, new, expected):
     text = text.replace(old, new).replace("{folder}", str(folder))
     with pytest.raises(RuntimeError, match=re.escape(expected)):
         lmp(text, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def hydride(tmp_path_factory):
+    """Return a folder for H and Li."""
+    place = tmp_path_factory.mktemp("hydride")
+    return export_folder(untrained_run(place, numbers=(1, 3)), place / "folder", sizes=SIZES)
+
+
+@pytest.mark.parametrize(
+    ("masses", "style", "expected"),
+    [
+        ("2.014 6.015", "", None),  # isotopes
+        ("1.0 7.2", "", None),
+        ("6.94 1.008", "", "are 6.94 1.008, and pair_coeff names H (1.008) Li (6.94)"),
+        ("1.008 8.0", "", "masses of types 1 to 2 are 1.008 8, and pair_coeff names H"),
+        ("4.0 6.94", " mass_check no", None),
+        (
+            "of atoms",
+            "",
+            "masses of types 1 to 2 are 4.18879-8.37758 4.18879, and pair_coeff names",
+        ),
+    ],
+)
+def test_masses_are_those_of_the_elements(hydride, tmp_path, masses, style, expected):
+    """To a tenth, or of an isotope; those of atoms, where atoms have their own."""
+    own = "".join(f"mass {t + 1} {mass}\n" for t, mass in enumerate(masses.split()))
+    text = ALLOY
+    if masses == "of atoms":  # 4 pi / 3 for each, or twice that
+        own = "set type * diameter 2.0\nset type * density 1.0\nset atom 1 density 2.0\n"
+        text = "atom_style sphere\n" + text + "set atom 1 type 1\n"
+    text = text.replace("mass 1 26.98\nmass 2 63.546\n", own)
+    pair = PAIR.replace("Al Cu", "H Li").replace("eqfuse {folder}", "eqfuse {folder}" + style)
+    text += pair.format(folder=hydride) + THERMO + "run 0\n"
+    if expected is None:
+        assert len(thermo(lmp(text, tmp_path, 2))) == 1
+        return
+    with pytest.raises(RuntimeError, match=re.escape(expected)):
+        lmp(text, tmp_path, 2)
+
+
+ELSEWHERE = """
+#include <pthread.h>
+#include <sched.h>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <condition_variable>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <set>
+#include <sstream>
+#include <thread>
+#include <vector>
+#undef __GLIBC__
+#undef __linux__
+#pragma GCC poison cpu_set_t sched_getaffinity sched_setaffinity mallopt malloc_trim
+"""
+
+
+def test_plugin_asks_for_nothing_of_linux_on_other_systems(tmp_path):
+    """It compiles where the functions of Linux and of its libc are forbidden, as macOS has none."""
+    (tmp_path / "elsewhere.h").write_text(ELSEWHERE)
+    (tmp_path / "malloc.h").write_text("#error there is no malloc.h\n")
+    includes = [f"-I{path}" for path in (tmp_path, *find_headers().folders)]
+    defined = ['-DEQFUSE_LAMMPS_VERSION="x"', '-DEQFUSE_COMPILE="y"']
+    source = Path(folder_module.__file__).with_name("eqfuse_pair.cpp")
+    command = ["g++", "-std=c++17", "-fsyntax-only", "-include", tmp_path / "elsewhere.h"]
+    subprocess.run([*command, *includes, *defined, source], check=True)
 
 
 def test_plugin_refuses_folders_and_programs_of_other_versions(folders, tmp_path):

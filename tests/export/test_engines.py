@@ -92,6 +92,7 @@ def test_the_client_computes_for_a_server_of_ipis_protocol(tmp_path, periodic):
                     np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-10)
         except BaseException:
             process.kill()
+            process.wait()
             raise
     assert process.wait(timeout=60) == 0
 
@@ -116,6 +117,7 @@ def test_ipi_moves_water_as_ase(tmp_path):
     finally:
         for one in filter(None, (server, process)):
             one.kill()
+            one.wait()
     found = ase.io.read(tmp_path / "out.x_0.xyz", -1)
     energies = np.loadtxt(tmp_path / "out.p")
     before = atoms.positions.copy()

@@ -18,12 +18,13 @@ def _distill(arguments: list[str], settings: Distill):
     if settings.resume is not None:
         words, given = command.read(Distill, arguments)
         folder = Path(given.pop("resume")).expanduser()
-        if others := [*words, *(name for name in given if name not in CHANGEABLE)]:
+        others = [name for name in given if name not in (*CHANGEABLE, "python")]
+        if others := words[1:] + others:
             raise ConfigError(
                 f"{others[0]}: resume= goes on with the settings of its folder, and takes only "
-                f"{', '.join(CHANGEABLE)}"
+                f"{', '.join(CHANGEABLE)}, and the TEACHER with its python="
             )
-        settings = read(folder, **given)
+        settings = read(folder, *words, **given)
     if None in (settings.teacher, settings.start):
         missing = "TEACHER" if settings.teacher is None else "START"
         raise ConfigError(f"{missing} is missing: eqfuse distill TEACHER START; see --help")

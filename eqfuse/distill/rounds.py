@@ -25,7 +25,7 @@ from eqfuse.distill import sampling
 from eqfuse.distill.certificate import certify
 from eqfuse.distill.sampling import RATTLE, RATTLED, STRAIN, Limits, cells_of
 from eqfuse.distill.settings import KINDS, SETTINGS, Distill
-from eqfuse.distill.student import errors_of, fast_enough, train
+from eqfuse.distill.student import errors_of, fast_enough, train, words_of
 from eqfuse.distill.teacher import labelled, open_teacher
 from eqfuse.inference import predict
 from eqfuse.md.structures import read_frames
@@ -59,11 +59,12 @@ class Distillation:
     def __init__(self, settings: Distill, folder: Path | None = None):
         if Path(settings.teacher).expanduser().exists():
             settings.teacher = absolute(settings.teacher)
-        self.teacher = open_teacher(settings.teacher, python=settings.python, head=settings.head)
         file = folder / "distill" / "start.traj" if folder else settings.start
+        words_of(settings.student or "")
         starts, defects = read_frames(file), settings.defects or ()
         self.cells = cells_of(starts, settings.atoms, defects, settings.seed)
         self.starts, self.timed = cells_of(starts, 0), cells_of(starts, _TIMED)[0]
+        self.teacher = open_teacher(settings.teacher, python=settings.python, head=settings.head)
         self.settings, self.folder = settings, folder or made(settings.run, "distill")
         self.work = self.folder / "distill"
         if folder is None:

@@ -1,12 +1,24 @@
 """The settings of a distillation, and the kinds of its frames."""
 
 import dataclasses
-import json
 import math
+import os
+import shlex
 from pathlib import Path
 from typing import Literal
 
-from eqfuse.runs import NOT_NEGATIVE, POSITIVE, ConfigError, Range, require, schema, setting, word
+from eqfuse.runs import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    ConfigError,
+    Range,
+    naming,
+    read_json,
+    require,
+    schema,
+    setting,
+    word,
+)
 
 KINDS = ("labels", "new", "own", "last")
 """Frames to train on, of new trajectories of the teacher, the student's and the last student's."""
@@ -81,10 +93,34 @@ def _range(name: str, text: str, within: Range) -> tuple[float, float]:
     return low, high
 
 
-def read(folder: Path, **changes) -> Distill:
-    """Return the settings of a folder, with changes by name."""
+def is_code(teacher: str) -> bool:
+    """Return True for module:function(...), which is executed; False for a run or a network."""
+    return ":" in teacher and not os.path.exists(os.path.expanduser(teacher))
+
+
+def read(folder: Path, teacher: str | None = None, **changes) -> Distill:
+    """Return the settings of a folder, with changes by name.
+
+    A folder is data: what is executed, a teacher that `is_code` and its python=, is given again.
+    """
     try:
-        given = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        plain = read_json(folder / SETTINGS)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{folder} holds no distillation to go on with ({error})") from error
-    return Distill(**given | changes)
+    with naming(str(folder / SETTINGS)):
+        fields, given = Distill.__dataclass_fields__, {}
+        for name, value in plain.items():
+            schema.one_of("setting", name, fields)
+            value = tuple(value) if isinstance(value, list) else value
+            given[name] = schema.typed(name, fields[name], schema.written(value))
+        known = Distill(**given | changes)
+    own, python = known.teacher or "", given.get("python")
+    if teacher is not None and own not in (teacher, schema.absolute(teacher)):
+        raise ConfigError(f"{folder} has labels of the teacher {own!r}, and not of {teacher!r}")
+    if is_code(own) and (teacher is None or (python and "python" not in changes)):
+        again = shlex.quote(own) + (f" python={shlex.quote(python)}" if python else "")
+        raise ConfigError(
+            f"the teacher of {folder} is a program, and no program that a file names is executed; "
+            f"if it is the one that you mean, write eqfuse distill resume={folder} {again}"
+        )
+    return dataclasses.replace(known, python=changes.get("python"))

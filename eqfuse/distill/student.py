@@ -18,8 +18,11 @@ from eqfuse.convert.untrained import random_network
 from eqfuse.data import error_table, of_atoms
 from eqfuse.distill.sampling import of_dynamics
 from eqfuse.inference import uncertainty
-from eqfuse.runs import has_checkpoint, say, warn
+from eqfuse.runs import ConfigError, has_checkpoint, require, say, warn
+from eqfuse.runs.command import undashed
+from eqfuse.runs.schema import split
 from eqfuse.train import fit, parse
+from eqfuse.train.settings.options import SHORTHANDS
 
 LADDER = (
     "lmax=2 channels=32 layers=3 cutoff=5",
@@ -33,9 +36,24 @@ _USUAL = "model=nequip model.num_bessel=8 model.radial_hidden=32"
 _LR_OF_TUNING = 0.005
 
 
+_OWN = ("model", "training", "preset", "dtype", "precision", "backend")
+
+
+def words_of(settings: str) -> list[str]:
+    """Return the words of the settings of a student; ConfigError for those of files or folders."""
+    try:
+        words = undashed(shlex.split(settings), {})
+    except ValueError as error:
+        raise ConfigError(f"student={settings} is impossible: {error}") from error
+    for name, _ in map(split, words):
+        own = SHORTHANDS.get(name, name).partition(".")[0] in _OWN
+        require(own, "student", settings, f"settings of a network or its training, not {name}=")
+    return words
+
+
 def untrained(settings: str, atoms: ase.Atoms, folder: Path) -> Path:
     """Write a run of a network with random parameters for the elements of atoms; return it."""
-    config, species = parse([*shlex.split(settings), "data=lif"]), sorted({*atoms.numbers.tolist()})
+    config, species = parse([*words_of(settings), "data=lif"]), sorted({*atoms.numbers.tolist()})
     fields = config.model.model_fields(30.0) | {"irreps_out": "0e", "num_species": len(species)}
     network = random_network(config.model.name, fields, species, dtype=config.dtype)
     (folder / "nothing").write_text("")
@@ -79,7 +97,7 @@ def train(folder: Path, labels, atoms, settings: str, steps: int, *, seed=0, sta
     if any("stress" in frame.calc.results for frame in labels):
         words.append("training.stress_weight=10")
     tuned = [f"start_from={start}", f"training.lr={_LR_OF_TUNING}"]
-    words += shlex.split(settings) if start is None else tuned
+    words += words_of(settings) if start is None else tuned
     words = [f"resume={run}"] if has_checkpoint(run, "last") else words
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         fit(*words)

@@ -1,7 +1,5 @@
 """The teacher: a run, a published network by its name, or any calculator of ASE."""
 
-from pathlib import Path
-
 import ase
 import numpy as np
 from ase.calculators.calculator import CalculationFailed, Calculator
@@ -10,6 +8,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 import eqfuse
 from eqfuse.certify.subjects import RemoteCalculator
 from eqfuse.certify.worker import compute
+from eqfuse.distill.settings import is_code
 from eqfuse.runs import ConfigError
 
 
@@ -20,7 +19,7 @@ def open_teacher(name: str, *, python: str | None = None, head: str | None = Non
       ConfigError: `python`, of a calculator's environment, or `head`, of a network, is not for it.
       CheckpointError, DataError: it cannot be read, found or made.
     """
-    if ":" in name and not Path(name).expanduser().exists():
+    if is_code(name):
         if head is not None:
             raise ConfigError(f"head={head} is for networks; give options of {name} in its name")
         return RemoteCalculator(name, python)

@@ -58,6 +58,11 @@ What it cannot do ends with a line and a code, and what it made is in a folder o
     >>> arrays, metadata = runs.read_file(folder / "one")
     >>> arrays["x"], metadata["of"]
     (array([1., 1.]), 'an example')
+    >>> runs.require_regular(folder / "one")
+    >>> runs.write_whole(folder / "a.json", '{"a": 1}')
+    >>> np.savez(folder / "a.npz", a=1)
+    >>> runs.read_json(folder / "a.json"), runs.read_arrays(folder / "a.npz")
+    ({'a': 1}, {'a': array(1)})
 """
 
 from eqfuse._late import late
@@ -87,9 +92,12 @@ _LATE = {
     "made": "eqfuse.runs.files",
     "naming": "eqfuse.runs.errors",
     "one_of": "eqfuse.runs.schema",
+    "read_arrays": "eqfuse.runs.files",
     "read_file": "eqfuse.runs.files",
+    "read_json": "eqfuse.runs.files",
     "require": "eqfuse.runs.schema",
     "require_free": "eqfuse.runs.files",
+    "require_regular": "eqfuse.runs.files",
     "say": "eqfuse.runs.log",
     "setting": "eqfuse.runs.schema",
     "warn": "eqfuse.runs.log",

@@ -15,7 +15,9 @@ import json
 import math
 import os
 import shutil
+import stat
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -57,6 +59,7 @@ def encode(arrays: dict[str, np.ndarray], metadata: dict) -> bytes:
 def read_file(path: Path, *, only_metadata=False) -> tuple[dict[str, np.ndarray], dict]:
     """Return the arrays of a file by name, and its metadata. Nothing in the file is executed."""
     try:
+        require_regular(path)
         with safe_open(path, framework="np", backend="pread") as file:
             metadata = _checked_metadata(path, file.metadata() or {})
             arrays = {} if only_metadata else file.get_tensors()
@@ -75,12 +78,57 @@ def _checked_metadata(path: Path, header: dict[str, str]) -> dict:
     text = header["eqfuse"]
     if hashlib.sha256(text.encode()).hexdigest() != header.get("sha256"):
         raise CheckpointError(f"checkpoint {path} is damaged: its metadata have changed")
-    metadata = json.loads(text)
-    if metadata["format"] != FORMAT:
-        raise CheckpointError(
-            f"checkpoint {path} has format {metadata['format']}, this version reads {FORMAT}"
-        )
+    metadata = parse_json(text, path)
+    if metadata.get("format") != FORMAT:
+        own = f"{metadata.get('format')!r:.20}"
+        raise CheckpointError(f"checkpoint {path} has format {own}, this version reads {FORMAT}")
     return metadata
+
+
+def require_regular(*paths: Path):
+    """Refuse pipes and devices, for which a reader or writer may wait for ever, by an OSError."""
+    for path in filter(os.path.exists, paths):
+        mode = os.stat(path).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise OSError(errno.EINVAL, "it is a pipe or a device, and not a file", str(path))
+
+
+def read_json(path: Path) -> dict:
+    """Return the object of a file of JSON; OSError, or a CheckpointError with its name."""
+    require_regular(path)
+    try:
+        return parse_json(path.read_text(encoding="utf-8"), path)
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+
+
+def parse_json(text: str, path: Path) -> dict:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} is damaged: it holds a {type(found).__name__}")
+    return found
+
+
+MOST_TIMES, SPARE = 8, 1 << 24
+"""What a file may hold when it is inflated: so many times its own bytes, and as many more."""
+
+
+def read_arrays(file: str | os.PathLike | BinaryIO) -> dict[str, np.ndarray]:
+    """Return the arrays of an .npz file, or raise an OSError or ValueError of NumPy or zipfile.
+
+    Nothing in it is executed, and it cannot ask for much more memory than it has bytes.
+    """
+    if not hasattr(file, "read"):
+        require_regular(file)
+    with np.load(file, allow_pickle=False) as arrays:
+        parts = arrays.zip.infolist()
+        packed, whole = (sum(getattr(p, n) for p in parts) for n in ("compress_size", "file_size"))
+        if whole > MOST_TIMES * packed + SPARE:
+            raise ValueError(f"{packed} bytes would be inflated to {whole}")
+        return dict(arrays)
 
 
 def shapes_of(arrays: dict[str, np.ndarray]) -> dict[str, list[int]]:
@@ -212,6 +260,7 @@ class RunFolder:
         self.checkpoints, self.metrics = self.path / "checkpoints", self.path / "metrics.csv"
         if not writes:
             return
+        require_regular(*self.path.glob("*"), *self.checkpoints.glob("*"))
         self._lock = _lock(self.path)
         if settings is None:
             return

@@ -1,10 +1,14 @@
 """The command: what `resume=` takes, and what is refused before a folder is made."""
 
+import json
+
 import ase.build
 import ase.io
 import pytest
 
 from eqfuse.distill import command, rounds
+from eqfuse.distill.student import untrained
+from eqfuse.runs import ConfigError
 
 
 @pytest.fixture
@@ -33,7 +37,7 @@ EMT = ("ase.calculators.emt:EMT()", "start.xyz", "run=made", "temperature=300..9
 @pytest.mark.parametrize("resume", [("resume=made",), ("--resume", "made"), ("--resume=made",)])
 def test_resume_keeps_settings_and_takes_others(resume, started):
     first = started(*EMT, "properties=none")
-    again = started(*resume, "minutes=7")
+    again = started(*resume, EMT[0], "minutes=7")
     assert (first.minutes, again.minutes) == (60, 7)
     assert (again.teacher, again.temperature, again.seed) == (EMT[0], "300..900", 4)
     assert again.properties == first.properties == ()
@@ -43,6 +47,10 @@ def test_resume_keeps_settings_and_takes_others(resume, started):
     ("arguments", "message"),
     [
         (("resume=made", "seed=1"), "seed: resume= goes on with the settings of its folder"),
+        (("resume=made",), "resume=made 'ase.calculators.emt:EMT()'"),
+        (("resume=made", "7net-0"), "has labels of the teacher 'ase.calculators.emt:EMT()'"),
+        ((*EMT[:2], "run=new", "student=data.val=x.xyz"), "of a network or its training, not data"),
+        ((*EMT[:2], "run=new", "student=run=/tmp"), "of a network or its training, not run="),
         (("resume=other",), "other holds no distillation to go on with"),
         ((EMT[0], "run=new"), "START is missing"),
         ((*EMT[:2], "run=new", "labels=100"), "batch= and thrice new=, 208, or more"),
@@ -54,3 +62,53 @@ def test_wrong_arguments_are_refused(arguments, message, started, tmp_path, caps
     assert command.main([*arguments]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("name", ["teacher", "python"])
+def test_nothing_that_a_folder_names_is_executed(name, started, tmp_path, capsys):
+    started(*EMT)
+    file, made = tmp_path / "made/distill/settings.json", tmp_path / "executed"
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\ntouch {made}\n")
+    program.chmod(0o755)
+    named = {"teacher": f"os:system('touch {made}')", "python": str(program)}[name]
+    file.write_text(json.dumps(json.loads(file.read_text()) | {name: named}))
+    before = file.read_bytes()
+    for given in ((), EMT[:1]):
+        assert command.main(["resume=made", *given]) == 2
+    error = capsys.readouterr().err
+    assert named in error
+    assert "EMT()" in error
+    assert file.read_bytes() == before
+    assert not made.exists()
+
+
+def test_a_student_of_a_folder_names_no_files(started, tmp_path, capsys):
+    started(*EMT)
+    with pytest.raises(ConfigError, match="not start_from="):
+        untrained("channels=2 start_from=other", ase.build.bulk("Cu"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda _: "[1, 2]", "it holds a list"),
+        (lambda _: "[" * 10**5, "recursion"),
+        (lambda _: "\ud800".encode("utf-8", "surrogatepass"), "can't decode"),
+        (lambda text: text[:-9], "is damaged"),
+        (lambda text: text.replace('"minutes": 60.0', '"minutes": "long"'), "minutes=long is imp"),
+        (lambda text: text.replace('"batch"', '"other"'), "setting=other is unknown"),
+        (lambda text: text.replace('"labels": 2000', '"labels": {"a": [1]}'), "labels={'a'"),
+        (lambda text: text.replace('"seed": 4', '"seed": ' + "9" * 5000), "is damaged"),
+    ],
+)
+def test_settings_that_are_none_are_refused_by_name(change, message, started, tmp_path, capsys):
+    started(*EMT)
+    file = tmp_path / "made/distill/settings.json"
+    text = change(file.read_text())
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert command.main(["resume=made", EMT[0]]) == 2
+    error = capsys.readouterr().err
+    assert "settings.json" in error
+    assert message in error
+    assert error.count("\n") == 1

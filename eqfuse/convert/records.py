@@ -9,13 +9,15 @@ import contextlib
 import dataclasses
 import io
 import math
+import os
 import pickle
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from eqfuse.convert.converted import ConvertError, refuse
+from eqfuse.runs.files import require_regular, room_of
 
 _DTYPES = {
     "DoubleStorage": "<f8",
@@ -54,7 +56,7 @@ class Record:
     def append(self, *items):
         """Accept items of a list or dict."""
 
-    extend = __setitem__ = append
+    extend = __setitem__ = add = append
 
     def __hash__(self):
         return id(self)
@@ -89,7 +91,7 @@ class Record:
         return list(self.submodules().values())
 
 
-_MOST_TEXT = 64 * 2**20
+_MOST_TEXT = 4 * 2**20
 """Bytes of a pickle: those of the largest published networks are below 1 MB."""
 
 
@@ -97,12 +99,26 @@ _MOST_REPEATED = 2**20
 """Numbers of a tensor that has fewer in the file."""
 
 
-def _read(archive: zipfile.ZipFile, name: str, most: float = _MOST_TEXT) -> bytes:
-    """Return a file of an archive, or refuse one that is larger than it has a reason to be."""
-    size = archive.getinfo(name).file_size
-    if size > most:
-        raise ConvertError(f"{name} has {size} bytes, of {most:.0f} at most: it is no network")
-    return archive.read(name)
+class _Archive(zipfile.ZipFile):
+    """A zip archive that has a limit of what all its parts together may be inflated to."""
+
+    def __init__(self, path):
+        super().__init__(path)
+        self.room = room_of(os.path.getsize(path))
+
+    def content(self, name: str, most: float = _MOST_TEXT) -> bytes:
+        """Return a part, or refuse one that is larger than it has a reason to be."""
+        size = self.getinfo(name).file_size
+        if size > most:
+            raise ConvertError(f"{name} has {size} bytes, of {most:.0f} at most: it is no network")
+        self.take(name, size)
+        return self.read(name)
+
+    def take(self, what: str, size: int):
+        """Note memory that is asked for, bytes."""
+        self.room -= size
+        if self.room < 0:
+            raise ConvertError(f"{self.filename}: {what} takes much more memory than the file has")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +127,7 @@ class Storage:
 
     dtype: str
     data: bytes
+    take: Callable[[str, int], None] = lambda *_: None  # of its archive
 
 
 def read_module(path) -> Record:
@@ -134,7 +151,7 @@ def read_saved(path):
                 f"{path} is compiled (TorchScript); give the file that was saved beside it, whose "
                 "name does not end in _compiled.model or -lammps.pt"
             )
-        if f"{root}byteorder" in names and _read(archive, f"{root}byteorder") != b"little":
+        if f"{root}byteorder" in names and archive.content(f"{root}byteorder") != b"little":
             raise ConvertError(
                 f"{path} was written on a big-endian machine, which is not supported"
             )
@@ -152,12 +169,13 @@ def read_package(path) -> Record:
 
 
 @contextlib.contextmanager
-def _archive(path, what: str, pickle_name: str) -> Iterator[tuple[zipfile.ZipFile, str]]:
+def _archive(path, what: str, pickle_name: str) -> Iterator[tuple[_Archive, str]]:
     """Open a zip archive, and find the folder of its one pickle of this name.
 
     One that is damaged or something else is refused; the message is `what`, after the path.
     """
     try:
+        require_regular(path)
         with open(path, "rb") as file:
             start = file.read(len(_OLD_MAGIC))
         if start == _OLD_MAGIC:
@@ -165,7 +183,7 @@ def _archive(path, what: str, pickle_name: str) -> Iterator[tuple[zipfile.ZipFil
                 f"{path} has the format of torch before 1.6; load it once with a newer torch and "
                 "save it again by torch.save(torch.load(FILE), NEW)"
             )
-        with zipfile.ZipFile(path) as archive:
+        with _Archive(path) as archive:
             found = [name for name in archive.namelist() if name.endswith(f"/{pickle_name}")]
             if len(found) != 1:
                 raise ConvertError(f"{path} {what}")
@@ -186,24 +204,63 @@ def _unpickled(archive, root: str, path, name: str = "data.pkl", data: str = "da
         raise ConvertError(f"{path} is damaged, or no pickle of torch: {error}") from error
 
 
+def _plain(key):
+    """Return a key of a dict; refuse one with containers in it, whose hash may never end."""
+    if isinstance(key, tuple) and any(isinstance(item, tuple) for item in key):
+        raise ConvertError("a key of a dict holds containers: it is no network")
+    return key
+
+
 class _Dict(dict):
     """An OrderedDict; those of parameters carry metadata, which is left out."""
+
+    def __init__(self, items=()):
+        super().__init__((_plain(key), item) for key, item in items)
 
     def __setstate__(self, state):
         """Accept whatever the pickle holds."""
 
 
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, archive: zipfile.ZipFile, root: str, name: str, data: str):
-        super().__init__(io.BytesIO(_read(archive, root + name)))
+class _Unpickler(pickle._Unpickler):
+    """The unpickler in Python: its memo is a dict, in which a large index takes no memory.
+
+    It makes only the containers of a state dict: a set is a record, and no size is believed.
+    """
+
+    dispatch = pickle._Unpickler.dispatch.copy()
+    del dispatch[pickle.BYTEARRAY8[0]]
+
+    def __init__(self, archive: _Archive, root: str, name: str, data: str):
+        super().__init__(io.BytesIO(archive.content(root + name)))
         self._archive, self._data, self._kinds, self._storages = archive, root + data, {}, {}
 
+    def _load_set(self):
+        self.append(self._kind("builtins.set")())
+
+    def _load_frozenset(self):
+        self.pop_mark()
+        self._load_set()
+
+    def _load_item(self):
+        _plain(self.stack[-2])
+        self.load_setitem()
+
+    def _load_items(self):
+        [*map(_plain, self.stack[::2])]
+        self.load_setitems()
+
+    def _load_dict(self):
+        [*map(_plain, self.stack[::2])]
+        self.load_dict()
+
+    dispatch |= {pickle.EMPTY_SET[0]: _load_set, pickle.FROZENSET[0]: _load_frozenset}
+    dispatch |= {pickle.SETITEM[0]: _load_item, pickle.SETITEMS[0]: _load_items}
+    dispatch[pickle.DICT[0]] = _load_dict
+
     def find_class(self, module, name):
-        """Return a class of records for any name but those of dict and set, which do nothing."""
+        """Return a class of records for any name but that of a dict, which does nothing."""
         if (module, name) == ("collections", "OrderedDict"):
             return _Dict
-        if (module, name) == ("builtins", "set"):
-            return set
         if (module, name) == ("builtins", "getattr"):
             return self._named
         return self._kind(f"{module}.{name}")
@@ -222,13 +279,15 @@ class _Unpickler(pickle.Unpickler):
     def persistent_load(self, pid):
         """Return the storage that the pickle names: ("storage", class, key, device, count)."""
         _, storage, key, _, count, *_ = pid
+        if not isinstance(key, str):
+            raise ConvertError("a storage has no name: it is no network")
         if key not in self._storages:
             kind = storage.kind.rpartition(".")[2]
             if kind not in _DTYPES:
                 refuse(f"tensors of {kind}")
             size = count * np.dtype(_DTYPES[kind]).itemsize
-            data = _read(self._archive, self._data.format(key), size)
-            self._storages[key] = Storage(_DTYPES[kind], data)
+            data = self._archive.content(self._data.format(key), size)
+            self._storages[key] = Storage(_DTYPES[kind], data, self._archive.take)
         return self._storages[key]
 
 
@@ -264,6 +323,7 @@ def _array(storage: Storage, offset: int, size: tuple, stride: tuple) -> np.ndar
             f"a tensor of shape {tuple(size)} reaches beyond its {len(flat)} numbers: the file is "
             "damaged"
         )
+    storage.take("a tensor", max(math.prod(size) - len(flat), 0) * flat.itemsize)
     strides = [step * flat.itemsize for step in stride]
     return np.lib.stride_tricks.as_strided(flat[offset:], size, strides).copy()
 

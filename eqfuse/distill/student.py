@@ -19,10 +19,7 @@ from eqfuse.data import error_table, of_atoms
 from eqfuse.distill.sampling import of_dynamics
 from eqfuse.inference import uncertainty
 from eqfuse.runs import ConfigError, has_checkpoint, require, say, warn
-from eqfuse.runs.command import undashed
-from eqfuse.runs.schema import split
 from eqfuse.train import fit, parse
-from eqfuse.train.settings.options import SHORTHANDS
 
 LADDER = (
     "lmax=2 channels=32 layers=3 cutoff=5",
@@ -42,12 +39,13 @@ _OWN = ("model", "training", "preset", "dtype", "precision", "backend")
 def words_of(settings: str) -> list[str]:
     """Return the words of the settings of a student; ConfigError for those of files or folders."""
     try:
-        words = undashed(shlex.split(settings), {})
+        words = shlex.split(settings)
     except ValueError as error:
         raise ConfigError(f"student={settings} is impossible: {error}") from error
-    for name, _ in map(split, words):
-        own = SHORTHANDS.get(name, name).partition(".")[0] in _OWN
-        require(own, "student", settings, f"settings of a network or its training, not {name}=")
+    given, usual = (vars(parse([*more, "data=lif"])) for more in (words, ()))
+    for name in usual.keys() - {*_OWN}:
+        need = f"settings of a network and its training, without {name}="
+        require(given[name] == usual[name], "student", settings, need)
     return words
 
 

@@ -23,7 +23,7 @@ from eqfuse.models import Potential
 from eqfuse.models.ewald import Reach
 from eqfuse.models.radial_table import COLLECTION, choose
 from eqfuse.runs.errors import CheckpointError, ConfigError
-from eqfuse.runs.files import digest_of, head_file
+from eqfuse.runs.files import digest_of, head_file, read_arrays
 from eqfuse.runs.process import keep_memory, keep_programs
 from eqfuse.train import load_run, read_metadata
 from eqfuse.train.dispersion import Dispersion
@@ -260,11 +260,15 @@ def unlike_training(network: Network, structures: Sequence[Structure]) -> list[s
 def _uncertainty(file: Path, network: str) -> dict | None:
     """Return what was fitted to a network of this digest; None if there is no file."""
     try:
-        with np.load(file) as arrays:
-            arrays = dict(arrays)
+        arrays = read_arrays(file)
         fitted_to, digest = str(arrays.pop("network")), str(arrays.pop("sha256"))
         if digest_of(arrays) != digest:
             raise ValueError("its arrays have changed")
+        shapes = {name: (array.ndim, array.dtype.kind) for name, array in arrays.items()}
+        if shapes != {"root": (2, "f"), "forces": (0, "f"), "limit": (0, "f")}:
+            raise ValueError(f"it has arrays of {shapes}")
+        if not all(np.isfinite(array).all() for array in arrays.values()):
+            raise ValueError("its arrays are not finite")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except Exception as error:  # of NumPy and zipfile, which raise many

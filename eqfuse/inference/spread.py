@@ -53,6 +53,11 @@ def rows_of(module, params, near, geometry, vectors):
     """Return the features of the atoms, [n_nodes, n_features], zero in the padding."""
     operands = vectors.astype(module.dtype), geometry.species, near.edges
     rows = readout_features(module.potential, params, *operands)
+    if _SPREAD in params and len(params[_SPREAD]["root"]) != rows.shape[1]:
+        raise CheckpointError(
+            f"the spread was fitted to {len(params[_SPREAD]['root'])} features, and the network "
+            f"has {rows.shape[1]}: uncertainty.npz is damaged; fit it again"
+        )
     return jnp.where(geometry.is_atom[:, None], rows, 0)
 
 

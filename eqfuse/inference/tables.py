@@ -20,6 +20,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from eqfuse.models.radial_table import BLOCK, ORDER, choose, grid, jets_program, tables
 from eqfuse.ops._kept import Kept
+from eqfuse.runs.files import read_arrays
 from eqfuse.runs.process import without_collection
 
 BOUNDS = {"float64": 1e-7, "float32": 1e-5}
@@ -63,7 +64,7 @@ def tables_of(potential, variables, dtype: str, run) -> Tables:
         key.update(leaf.data)
     kept = Kept("radial", key.hexdigest(), ".npz")
     file = _folder(run) / kept.name
-    found = _read(file.read_bytes() if file.exists() else None) or _read(kept.read())
+    found = _read(file) or _read(kept.read())
     if found is None:
         found = measured(potential, variables, bound)
         found = found._replace(tree=jax.tree.map(lambda table: table.astype(dtype), found.tree))
@@ -150,13 +151,13 @@ def _packed(found: Tables) -> bytes:
     return content.getvalue()
 
 
-def _read(content: bytes | None) -> Tables | None:
-    """Return tables of the content of a file; None if there is none, or a damaged one."""
+def _read(content: bytes | Path | None) -> Tables | None:
+    """Return tables of a file or its content; None if there is none, or a damaged one."""
     if content is None:
         return None
     try:
-        with np.load(io.BytesIO(content)) as arrays:  # which checks the sums of zip
-            arrays = dict(arrays)
+        file = io.BytesIO(content) if isinstance(content, bytes) else content
+        arrays = read_arrays(file)  # which checks the sums of zip
         knots, why = int(arrays.pop("knots")), str(arrays.pop("why"))
     except (zipfile.BadZipFile, ValueError, KeyError, EOFError, OSError):
         return None

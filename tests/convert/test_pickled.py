@@ -3,6 +3,7 @@
 import io
 import os
 import pickle
+import resource
 import tracemalloc
 import zipfile
 
@@ -82,6 +83,61 @@ def test_a_tensor_has_no_more_numbers_than_its_storage():
     tensor = type("R", (Record,), {"kind": "torch._utils._rebuild_tensor_v2"})
     with pytest.raises(ConvertError, match="reaches beyond its 1 numbers"):
         value(tensor(Storage("<f4", bytes(4)), 0, (2**33,), (0,)))
+
+
+DEEP = b"K\x01" + 80 * b"q\x00h\x00\x86"
+"""A tuple of two tuples of two tuples ..., whose hash takes 2^80 steps."""
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"}" + DEEP + b"K\x01s.",
+        b"}(" + DEEP + b"K\x01u.",
+        b"(" + DEEP + b"K\x01d.",
+        b"ccollections\nOrderedDict\n](" + DEEP + b"K\x01ta\x85R.",
+        b"\x96" + (1 << 34).to_bytes(8, "little") + b".",
+        b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\n" + DEEP + b"K\x01K\x01tQ.",
+    ],
+)
+def test_containers_that_no_network_has_are_refused(data, tmp_path):
+    with pytest.raises(ConvertError, match=r"no network|damaged"):
+        read_saved(write(tmp_path / "deep.model", b"\x80\x05" + data))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x8f(" + DEEP + b"\x90.",
+        b"(" + DEEP + b"\x91.",
+        b"cbuiltins\nset\n](" + DEEP + b"ta\x85R.",
+        b"Nr\xff\xff\xff\x0f0cbuiltins\nset\n.",
+    ],
+    ids=["set", "frozenset", "set by name", "memo"],
+)
+def test_sets_and_indices_take_no_time_and_no_memory(data, tmp_path):
+    path = write(tmp_path / "deep.model", b"\x80\x05" + data)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found = read_saved(path)
+    assert (found if isinstance(found, type) else type(found)).kind.startswith("builtins.")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 10**5  # kB
+
+
+def test_parts_are_not_inflated_to_many_times_the_file(tmp_path):
+    """A storage that is deflated, as torch writes none; and many tensors of one number."""
+    kind = b"(X\x07\x00\x00\x00storagectorch\nDoubleStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpu"
+    data = b"\x80\x02" + kind + b"J" + (1 << 23).to_bytes(4, "little") + b"tQ."
+    with zipfile.ZipFile(path := tmp_path / "b.model", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/data.pkl", data)
+        archive.writestr("a/data/0", bytes(1 << 26))
+    with pytest.raises(ConvertError, match=r"b\.model: a/data/0 takes much more memory"):
+        read_saved(path)
+    one = b"\x80\x02" + kind + b"K\x01tQ."
+    storage = read_saved(write(tmp_path / "c.model", one, **{"data/0": bytes(8)}))
+    tensor = type("R", (Record,), {"kind": "torch._utils._rebuild_tensor_v2"})
+    assert value(tensor(storage, 0, (4, 4), (0, 0))).shape == (4, 4)
+    with pytest.raises(ConvertError, match="a tensor takes much more memory"):
+        value(tensor(storage, 0, (2**19,), (0,)))
 
 
 def test_files_that_grow_when_they_are_read_are_refused(tmp_path):

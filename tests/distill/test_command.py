@@ -49,8 +49,11 @@ def test_resume_keeps_settings_and_takes_others(resume, started):
         (("resume=made", "seed=1"), "seed: resume= goes on with the settings of its folder"),
         (("resume=made",), "resume=made 'ase.calculators.emt:EMT()'"),
         (("resume=made", "7net-0"), "has labels of the teacher 'ase.calculators.emt:EMT()'"),
-        ((*EMT[:2], "run=new", "student=data.val=x.xyz"), "of a network or its training, not data"),
-        ((*EMT[:2], "run=new", "student=run=/tmp"), "of a network or its training, not run="),
+        (
+            (*EMT[:2], "run=new", "student=data.val=x.xyz"),
+            "without data=",
+        ),
+        ((*EMT[:2], "run=new", "student=run=new"), "of a network and its training, without run="),
         (("resume=other",), "other holds no distillation to go on with"),
         ((EMT[0], "run=new"), "START is missing"),
         ((*EMT[:2], "run=new", "labels=100"), "batch= and thrice new=, 208, or more"),
@@ -85,8 +88,8 @@ def test_nothing_that_a_folder_names_is_executed(name, started, tmp_path, capsys
 
 def test_a_student_of_a_folder_names_no_files(started, tmp_path, capsys):
     started(*EMT)
-    with pytest.raises(ConfigError, match="not start_from="):
-        untrained("channels=2 start_from=other", ase.build.bulk("Cu"), tmp_path)
+    with pytest.raises(ConfigError, match="without verbose="):
+        untrained("channels=2 verbose=true", ase.build.bulk("Cu"), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The uncertainty of one network: its definition, its derivatives, and what reads it."""
 
+import os
 import shutil
 
 import ase
@@ -195,6 +196,26 @@ def test_uncertainty_refuses_what_was_not_fitted(run, copper, tmp_path, capsys):
             np.savez(other / UNCERTAINTY, **arrays | damaged)
         with pytest.raises(CheckpointError, match=r"uncertainty\.npz is damaged .*fit it again"):
             eqfuse.predict(other, ase.io.read(copper, 0))
+    own = {name: arrays[name] for name in ("root", "forces", "limit")}
+    for signed in (
+        {"root": root},
+        own | {"root": root[0]},
+        own | {"root": root[:-1]},
+        own | {"limit": np.array("1")},
+        own | {"forces": np.array(np.nan)},
+    ):
+        given = {"network": arrays["network"], "sha256": digest_of(signed)}
+        np.savez(other / UNCERTAINTY, **signed, **given)
+        with pytest.raises(CheckpointError, match=r"uncertainty\.npz is damaged.*fit it again"):
+            eqfuse.predict(other, ase.io.read(copper, 0))
+    np.savez_compressed(other / UNCERTAINTY, **arrays | {"root": np.zeros((2**10, 2**10))})
+    with pytest.raises(CheckpointError, match="bytes would be inflated to 8"):
+        Network(other)
+    (other / UNCERTAINTY).unlink()
+    os.mkfifo(other / UNCERTAINTY)
+    with pytest.raises(CheckpointError, match="it is a pipe or a device"):
+        Network(other)
+    (other / UNCERTAINTY).unlink()
     np.savez(other / UNCERTAINTY, **{**arrays, "network": np.array("another")})
     with pytest.warns(UserWarning, match="was fitted to another network, and is not used"):
         assert Network(other).uncertainty is None

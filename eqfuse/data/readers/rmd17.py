@@ -55,6 +55,9 @@ def _load(path) -> tuple[dict[str, np.ndarray], Units]:
                 raise DataError(
                     f"{path} is a single array, not an npz file with {', '.join(_RMD17)}"
                 )
+            whole = sum(part.file_size for part in file.zip.infolist())
+            if whole > 8 * os.path.getsize(path) + 2**20:  # as eqfuse.runs.files.room_of
+                raise DataError(f"{path} would be inflated to {whole} bytes: it is no data set")
             keys = _MD22 if set(_MD22) <= set(file) else _RMD17
             missing = [key for key in keys if key not in file]
             if missing:

@@ -27,7 +27,7 @@ def run(folder: pathlib.Path, tiny: bool = False) -> None:
     sides = []
     for name, flags in FLAGS.items():
         given = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
-        command = [sys.executable, "-m", __spec__.name, *["tiny"] * tiny]
+        command = [sys.executable, "-c", f"from {__name__} import child; child({tiny})"]
         done = subprocess.run(
             command, capture_output=True, text=True, env=os.environ | {"XLA_FLAGS": given}
         )
@@ -88,5 +88,6 @@ def measured(tiny: bool) -> dict:
         return {"first": first, CASES[0]: times, CASES[1]: taken[1:]}
 
 
-if __name__ == "__main__":
-    print(json.dumps(measured("tiny" in sys.argv[1:])))
+def child(tiny: bool) -> None:
+    """Print what was measured in this process."""
+    print(json.dumps(measured(tiny)))

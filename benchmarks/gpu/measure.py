@@ -26,6 +26,7 @@ import tempfile
 import time
 
 PATIENCE_S, RESERVE_S = 75, 5
+CHILD = f"import sys; from {__name__} import child; child(*sys.argv[1:])"
 BATCH_S, MOST_CALLS, TURNS, TRACED = 0.010, 200, 7, 4
 
 
@@ -33,7 +34,7 @@ def run(folder: pathlib.Path, minutes: float = 9.0, only: str = "") -> None:
     """Measure in processes of their own until all is measured, or the minutes have passed."""
     end = time.monotonic() + 60 * minutes
     while (left := end - time.monotonic()) > RESERVE_S:
-        command = [sys.executable, "-m", __spec__.name, str(folder), str(left), only]
+        command = [sys.executable, "-c", CHILD, str(folder), str(left), only]
         child = subprocess.Popen(command, start_new_session=True)
         if (why := _watched(child, folder, end)) == "":
             return
@@ -78,8 +79,10 @@ def append(folder: pathlib.Path, result: dict) -> None:
         os.fsync(file.fileno())
 
 
-def child(folder: pathlib.Path, seconds: float, only: str) -> None:
-    end, done, store = time.monotonic() + seconds, _done(folder), Store(folder)
+def child(folder: str, seconds: str, only: str) -> None:
+    """Measure what is not done, in a process of its own."""
+    folder, end = pathlib.Path(folder), time.monotonic() + float(seconds)
+    done, store = _done(folder), Store(folder)
     if not results(folder):
         append(folder, {"machine": machine()})
     for key in json.loads((folder / "order.json").read_text()):
@@ -286,7 +289,3 @@ def text_of(side: dict) -> str:
     (low, median, high), (_, ratio, _) = side["ms"], side["ratio"]
     text = f"{side['side']}: {median:.4g} ms ({low:.3g} to {high:.3g}), {ratio:.2f} of the first"
     return text + (f", differs by {side['difference']:.0e}" if "difference" in side else "")
-
-
-if __name__ == "__main__":
-    child(pathlib.Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3])

@@ -161,9 +161,11 @@ def keep(problem: Problem, result: Result) -> None:
     _file(problem.backend).write(json.dumps(found, indent=1).encode())
 
 
-def replace(problem: Problem, result: Result) -> None:
-    """Let this process take another result than its file has."""
-    results(problem.backend)[problem.name] = result
+def replace(problem: Problem, result: Result | None) -> None:
+    """Let this process take another result than its file has, or none."""
+    results(problem.backend).pop(problem.name, None)
+    if result is not None:
+        results(problem.backend)[problem.name] = result
 
 
 def alone(backend: str):

@@ -8,6 +8,7 @@ import math
 import statistics
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -32,7 +33,10 @@ TURNS, LEAST_TURNS, SECONDS, SECONDS_OF_A_TURN = 7, 3, 0.2, 0.002
 
 
 class Measurement(NamedTuple):
-    """A problem of a function, and what was measured of it; `is_new` if it was measured now."""
+    """A problem of a function, and what was measured of it; `is_new` if that was now.
+
+    There is no result where what the rule chooses fails by itself, which is a warning.
+    """
 
     problem: Problem
     result: Result | None
@@ -108,7 +112,7 @@ def _agreed(found: list[Measurement]) -> list[Measurement]:
     text = np.frombuffer(json.dumps([m.result for m in found]).encode(), np.uint8)
     size = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
     text = multihost_utils.broadcast_one_to_all(np.resize(text, size))
-    results = [Result(*fields) for fields in json.loads(bytes(text))]
+    results = [fields and Result(*fields) for fields in json.loads(bytes(text))]
     for m, result in zip(found, results, strict=True):
         measured.replace(m.problem, result)
     return [m._replace(result=r) for m, r in zip(found, results, strict=True)]
@@ -120,9 +124,21 @@ def _measured(problems: dict[Problem, int], timer: Callable) -> list[Measurement
         if not (is_known := _is_known(problem, order)):
             with measured.alone(problem.backend):
                 if not (is_known := _is_known(problem, order)):  # by another process, meanwhile
-                    measured.keep(problem, _winner(problem, order, timer))
+                    try:
+                        measured.keep(problem, _winner(problem, order, timer))
+                    except Exception as error:  # of what the rule chooses: memory, a compiler
+                        warnings.warn(
+                            f"the kernels of {problem} could not be timed, and are chosen by rule: "
+                            f"{_first_line(error)}",
+                            UserWarning,
+                            stacklevel=4,
+                        )
         found.append(Measurement(problem, measured.lookup(problem), not is_known))
     return found
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:200] or type(error).__name__
 
 
 def _is_known(problem: Problem, order: int) -> bool:
@@ -152,7 +168,7 @@ def _winner(problem: Problem, order: int, timer: Callable) -> Result:
         except Exception as error:  # a compiler's, the device's memory's, or that above
             if expected is None:
                 raise
-            left_out[name] = str(error).strip().partition("\n")[0][:200] or type(error).__name__
+            left_out[name] = _first_line(error)
     seconds = timer(ready)
     rule, best = next(iter(ready)), min(seconds, key=seconds.get)
     if seconds[best] >= (1 - MARGIN) * seconds[rule]:

@@ -165,6 +165,20 @@ def test_a_candidate_that_fails_or_differs_is_left_out(fault, monkeypatch):
     assert f"{OTHER} is left out: {reason}" in Layer().text()
 
 
+def test_where_the_rule_fails_by_itself_the_work_goes_on(monkeypatch):
+    def evaluate(call, *arrays):
+        raise MemoryError("RESOURCE_EXHAUSTED: out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(layer, "evaluate", evaluate)
+        with pytest.warns(
+            UserWarning, match="could not be timed, and are chosen by rule: RESOURCE"
+        ):
+            [found] = measure(clock())
+    assert found.result is None
+    assert Layer().text() == "fused: 256 rows or more"
+
+
 def test_candidates_agree_within_what_rounding_allows():
     """None is left out, in the orders of derivative that networks take."""
     made = Layer()

@@ -8,7 +8,17 @@ import jax
 import pytest
 
 from eqfuse import ops
-from tests.fuse.patterns import CASES, GATED, GRAPH, LAYER, WRITTEN, Case, of_arrays, operands
+from tests.fuse.patterns import (
+    CASES,
+    GATED,
+    GRAPH,
+    LAYER,
+    LAYERS,
+    WRITTEN,
+    Case,
+    of_arrays,
+    operands,
+)
 from tests.ops import tiers
 from tests.ops.parity import BACKENDS, UNOPTIMIZED, along_random_directions, assert_close
 
@@ -28,6 +38,10 @@ SLOW = (
 """Cases that are checked by `--run-slow` alone: like others, but for a number or a function."""
 
 
+NOT_BY = {"xla": LAYERS, "triton": ["indexed"]}
+"""Cases of fused layers, which XLA has none of, and of one that only native kernels refuse."""
+
+
 def rows_of_report(report: str) -> list[list[str]]:
     """Return the cells of the lines of a table, without its head."""
     lines = (line for line in report.splitlines() if "|" in line)
@@ -45,8 +59,16 @@ def on_graph(function, *arrays) -> int:
     return str(jax.make_jaxpr(function)(*arrays)).count("outputs out[receiver")
 
 
-@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], *BACKENDS))
-@pytest.mark.parametrize("name", tiers.slow_unless([n for n in CASES if n not in SLOW], *CASES))
+def cases_by_backend():
+    """Yield each case with each backend that it is about; by default, the native one runs."""
+    for given in tiers.slow_unless([tiers.NATIVE], *BACKENDS):
+        [backend] = given.values
+        for name in (n for n in CASES if n not in NOT_BY.get(backend, ())):
+            slow = [pytest.mark.slow] if name in SLOW else []
+            yield pytest.param(name, backend, marks=[*given.marks, *slow])
+
+
+@pytest.mark.parametrize(("name", "backend"), [*cases_by_backend()])
 def test_a_pattern(name, backend, monkeypatch, capsys, request):
     """It is computed by these ops, the report says so, and values and gradients are e3nn-jax's."""
     case = CASES[name]

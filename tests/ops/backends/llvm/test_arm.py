@@ -26,7 +26,7 @@ INSTRUCTION = re.compile(r"\s+([a-z][\w.]*)(?:\s+(.*))?")
 
 @pytest.fixture(scope="module")
 def texts():
-    """Return the kernels of energies and forces of MACE-MP-0 small, as exports write them."""
+    """Return the kernels of one layer of MACE-MP-0 small, with forces, as exports write them."""
     jax.clear_caches()
     recorded = machine.recording(tuple(library.LEVELS["aarch64"].values()), "_arm")
     with recorded as texts, jax.enable_x64(False):

@@ -9,6 +9,7 @@ import csv
 import datetime
 import errno
 import hashlib
+import importlib.util
 import io
 import itertools
 import json
@@ -214,6 +215,8 @@ def whole(path: Path, part: Path):
 
 def sync_folder(path: Path):
     """Wait until the entries of a folder would survive a power loss, or raise OSError."""
+    if os.name == "nt":  # Windows opens no folders
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -257,6 +260,8 @@ class RunFolder:
     ):
         self._lock = None
         self.path = Path(run or "the folder of the run")
+        if writes:
+            require_locks()
         if writes and settings is not None:
             self.path = made(run, name)
         self.checkpoints, self.metrics = self.path / "checkpoints", self.path / "metrics.csv"
@@ -327,6 +332,15 @@ def _step_of(line: dict) -> float:
         return math.inf
 
 
+def require_locks():
+    """Refuse to write the folder of a run where the system has no locks of files, as on Windows."""
+    if importlib.util.find_spec("fcntl") is None:
+        raise ConfigError(
+            "networks are trained and converted on Linux and macOS; on Windows do so in WSL, and "
+            "compute with the network here"
+        )
+
+
 def require_free(run: str | Path | None):
     """Refuse the folder of a new run that exists, unless it holds no network; see `RunFolder`."""
     if run is None:
@@ -373,7 +387,7 @@ def _cannot_be_made(path: Path, error: OSError) -> ConfigError:
 
 
 def _lock(folder: Path):
-    import fcntl  # which Windows does not have: it reads networks without
+    import fcntl  # see `require_locks`
 
     try:
         file = open(folder / ".lock", "a", encoding="utf-8")  # noqa: SIM115 - while the run lasts

@@ -15,8 +15,11 @@ from pathlib import Path
 from eqfuse.runs.errors import CheckpointError, ConfigError, Interrupted, TrainingFailed
 from eqfuse.runs.log import printable
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_SIGHUP = getattr(signal, "SIGHUP", None)
+STOPPING = (signal.SIGINT, signal.SIGTERM)
 """The signals that end a run."""
+if _SIGHUP is not None:  # Windows has neither
+    STOPPING += _SIGHUP, signal.SIGUSR1
 
 
 class StopRequest:
@@ -37,7 +40,7 @@ class StopRequest:
         # Python lets only the main thread install handlers.
         if threading.current_thread() is threading.main_thread():
             for signum in STOPPING:
-                if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
+                if signum != _SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
                     self._previous[signum] = signal.signal(signum, self._note)
         return self
 
@@ -46,7 +49,7 @@ class StopRequest:
             signal.signal(signum, handler)
 
     def _note(self, signum, _frame):
-        if signum == signal.SIGHUP:
+        if signum == _SIGHUP:
             self._leave_closed_terminals()
         if self.signum is None:
             self.signum = signum

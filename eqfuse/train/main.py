@@ -6,7 +6,7 @@ from pathlib import Path
 
 from eqfuse.runs import command
 from eqfuse.runs.errors import ConfigError
-from eqfuse.runs.files import FRAMES, require_free
+from eqfuse.runs.files import FRAMES, require_free, require_locks
 from eqfuse.runs.process import give_back, keep_freed_memory, keep_memory
 from eqfuse.runs.schema import written
 from eqfuse.runs.stopping import exit_code
@@ -92,6 +92,7 @@ def _with_frames_written(given: dict) -> dict:
 
 
 def _run(config: Config, callbacks: Sequence = ()) -> Path:
+    require_locks()
     # JAX takes seconds to import: --help and refused settings do not wait for it.
     from eqfuse.train.molecule import run
 

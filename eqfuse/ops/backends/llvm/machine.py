@@ -154,10 +154,13 @@ def _compiler():
 @functools.cache
 def _runtime() -> dict[str, int]:
     """Return addresses of what the runtime exports; called under the lock."""
-    names = ("eqfuse_call", "eqfuse_limit", "eqfuse_active", "eqfuse_version")
+    names = ("call", "limit", "active", "version", "advice")
+    names = tuple(f"eqfuse_{name}" for name in names)
     addresses = _link("eqfuse_runtime", RUNTIME.read_text(), names, {})
     ctypes.c_int64.from_address(addresses["eqfuse_limit"]).value = threads()
     (ctypes.c_int32 * 2).from_address(addresses["eqfuse_version"])[:] = api_version()
+    if sys.platform != "linux":
+        ctypes.c_int32.from_address(addresses["eqfuse_advice"]).value = 0  # another word elsewhere
     return addresses
 
 

@@ -36,6 +36,7 @@ typedef struct {
 
 int64_t eqfuse_limit = 1;           // the most threads that kernels of this process use
 _Atomic int64_t eqfuse_active = 0;  // how many they do
+int eqfuse_advice = 14;             // for large results: MADV_HUGEPAGE of Linux; 0: none
 int eqfuse_version[2] = {XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR};
 
 // A pass that runs, of which threads take chunks; the last one that has it frees it.
@@ -269,13 +270,13 @@ static XLA_FFI_Error* check_order(const XLA_FFI_CallFrame* frame, const Entry* e
   return error;
 }
 
-// Ask Linux for large pages inside a large result, which it may decline; others know no such word.
+// Ask Linux for large pages inside a large result, which it may decline.
 // A large result is often in new memory, and mapping small pages takes half the time.
 static void ask_for_large_pages(const XLA_FFI_Buffer* b) {
   int64_t size = b->dims[0] * b->dims[1] * (b->dtype == XLA_FFI_DataType_F64 ? 8 : 4);
-  if (size < LARGE) return;
+  if (size < LARGE || !eqfuse_advice) return;
   int64_t start = (int64_t)b->data, first = (start + LARGE_PAGE - 1) & -LARGE_PAGE;
-  madvise((void*)first, (start + size - first) & -LARGE_PAGE, 14 /* MADV_HUGEPAGE */);
+  madvise((void*)first, (start + size - first) & -LARGE_PAGE, eqfuse_advice);
 }
 
 XLA_FFI_Error* eqfuse_call(XLA_FFI_CallFrame* frame, const Spec* spec) {

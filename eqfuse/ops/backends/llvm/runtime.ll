@@ -1,4 +1,4 @@
-; made of runtime.c by scripts/runtime_ir.py, sha256 d094865c3f8d4379d9f1a4f72eeb1bbd6285c551e559991e6711274c74ee9019
+; made of runtime.c by scripts/runtime_ir.py, sha256 5fbf1768e6cdfb097f197199f64c08072003960092fa099362e26d8d1df32d98
 %struct.Check = type { ptr, ptr, ptr, i64, i64 }
 %struct.XLA_FFI_Error_Create_Args = type { i64, ptr, ptr, i32 }
 %struct.Counts = type { i64, i64, i64 }
@@ -11,6 +11,7 @@
 
 @eqfuse_limit = local_unnamed_addr global i64 1, align 8
 @eqfuse_active = global i64 0, align 8
+@eqfuse_advice = local_unnamed_addr global i32 14, align 4
 @eqfuse_version = local_unnamed_addr global [2 x i32] [i32 0, i32 3], align 4
 @.str = private unnamed_addr constant [33 x i8] c"eqfuse: expected %ld %s, got %ld\00", align 1
 @.str.1 = private unnamed_addr constant [8 x i8] c"results\00", align 1
@@ -62,7 +63,7 @@ define ptr @eqfuse_call(ptr noundef readonly %0, ptr noundef readonly %1) local_
   %32 = getelementptr inbounds i8, ptr %31, i64 24
   %33 = load <2 x i32>, ptr @eqfuse_version, align 4
   store <2 x i32> %33, ptr %32, align 8
-  br label %666
+  br label %672
 
 34:                                               ; preds = %25, %2
   %35 = load i64, ptr %1, align 8
@@ -134,7 +135,7 @@ define ptr @eqfuse_call(ptr noundef readonly %0, ptr noundef readonly %1) local_
   %84 = getelementptr inbounds i8, ptr %83, i64 48
   %85 = load ptr, ptr %84, align 8
   %86 = call ptr %85(ptr noundef nonnull %19)
-  br label %664
+  br label %670
 
 87:                                               ; preds = %73, %175
   %88 = phi i64 [ %69, %73 ], [ %180, %175 ]
@@ -265,7 +266,7 @@ define ptr @eqfuse_call(ptr noundef readonly %0, ptr noundef readonly %1) local_
 172:                                              ; preds = %101, %113, %131, %163
   %173 = phi ptr [ %108, %101 ], [ %120, %113 ], [ %138, %131 ], [ %171, %163 ]
   %174 = icmp eq ptr %173, null
-  br i1 %174, label %175, label %664
+  br i1 %174, label %175, label %670
 
 175:                                              ; preds = %160, %172
   %176 = getelementptr inbounds i8, ptr %91, i64 24
@@ -430,7 +431,7 @@ define ptr @eqfuse_call(ptr noundef readonly %0, ptr noundef readonly %1) local_
 282:                                              ; preds = %274, %278
   %283 = call fastcc ptr @check_indices(ptr noundef readonly %0, ptr noundef readonly %195, ptr noundef %197, i64 noundef %225, i64 noundef %226)
   %284 = icmp eq ptr %283, null
-  br i1 %284, label %285, label %664
+  br i1 %284, label %285, label %670
 
 285:                                              ; preds = %192, %281, %282
   %286 = add nuw nsw i64 %193, 1
@@ -741,7 +742,7 @@ define ptr @eqfuse_call(ptr noundef readonly %0, ptr noundef readonly %1) local_
   br i1 %503, label %505, label %504
 
 504:                                              ; preds = %499
-  br label %664
+  br label %670
 
 505:                                              ; preds = %499
   %506 = load i64, ptr %307, align 8
@@ -814,7 +815,7 @@ define ptr @eqfuse_call(ptr noundef readonly %0, ptr noundef readonly %1) local_
 551:                                              ; preds = %505, %535
   %552 = phi ptr [ %546, %535 ], [ %508, %505 ]
   %553 = icmp eq ptr %552, null
-  br i1 %553, label %554, label %664
+  br i1 %553, label %554, label %670
 
 554:                                              ; preds = %550, %551
   %555 = add nuw nsw i64 %304, 1
@@ -824,148 +825,154 @@ define ptr @eqfuse_call(ptr noundef readonly %0, ptr noundef readonly %1) local_
 
 558:                                              ; preds = %554, %288
   %559 = icmp sgt i64 %37, 0
-  br i1 %559, label %560, label %562
+  br i1 %559, label %560, label %563
 
 560:                                              ; preds = %558
   %561 = load ptr, ptr %16, align 8
-  br label %575
+  %562 = load i32, ptr @eqfuse_advice, align 4
+  br label %576
 
-562:                                              ; preds = %602, %558
-  %563 = getelementptr inbounds i8, ptr %1, i64 16
-  %564 = load i64, ptr %563, align 8
-  %565 = icmp sgt i64 %564, 0
-  br i1 %565, label %566, label %664
+563:                                              ; preds = %607, %558
+  %564 = getelementptr inbounds i8, ptr %1, i64 16
+  %565 = load i64, ptr %564, align 8
+  %566 = icmp sgt i64 %565, 0
+  br i1 %566, label %567, label %670
 
-566:                                              ; preds = %562
-  %567 = getelementptr inbounds i8, ptr %1, i64 32
-  %568 = load i64, ptr %17, align 8
-  %569 = getelementptr inbounds i8, ptr %17, i64 16
-  %570 = load i64, ptr %569, align 8
-  %571 = getelementptr inbounds i8, ptr %17, i64 8
-  %572 = load i64, ptr %571, align 8
-  %573 = icmp slt i64 %568, 0
-  %574 = select i1 %573, i64 1, i64 %568
-  br label %609
+567:                                              ; preds = %563
+  %568 = getelementptr inbounds i8, ptr %1, i64 32
+  %569 = load i64, ptr %17, align 8
+  %570 = getelementptr inbounds i8, ptr %17, i64 16
+  %571 = load i64, ptr %570, align 8
+  %572 = getelementptr inbounds i8, ptr %17, i64 8
+  %573 = load i64, ptr %572, align 8
+  %574 = icmp slt i64 %569, 0
+  %575 = select i1 %574, i64 1, i64 %569
+  br label %615
 
-575:                                              ; preds = %560, %602
-  %576 = phi i64 [ 0, %560 ], [ %603, %602 ]
-  %577 = getelementptr inbounds ptr, ptr %561, i64 %576
-  %578 = load ptr, ptr %577, align 8
-  %579 = getelementptr inbounds i8, ptr %578, i64 40
+576:                                              ; preds = %560, %607
+  %577 = phi i32 [ %562, %560 ], [ %608, %607 ]
+  %578 = phi i64 [ 0, %560 ], [ %609, %607 ]
+  %579 = getelementptr inbounds ptr, ptr %561, i64 %578
   %580 = load ptr, ptr %579, align 8
-  %581 = load i64, ptr %580, align 8
-  %582 = getelementptr inbounds i8, ptr %580, i64 8
+  %581 = getelementptr inbounds i8, ptr %580, i64 40
+  %582 = load ptr, ptr %581, align 8
   %583 = load i64, ptr %582, align 8
-  %584 = mul nsw i64 %583, %581
-  %585 = getelementptr inbounds i8, ptr %578, i64 16
-  %586 = load i32, ptr %585, align 8
-  %587 = icmp eq i32 %586, 12
-  %588 = select i1 %587, i64 3, i64 2
-  %589 = shl i64 %584, %588
-  %590 = icmp slt i64 %589, 4194304
-  br i1 %590, label %602, label %591
+  %584 = getelementptr inbounds i8, ptr %582, i64 8
+  %585 = load i64, ptr %584, align 8
+  %586 = mul nsw i64 %585, %583
+  %587 = getelementptr inbounds i8, ptr %580, i64 16
+  %588 = load i32, ptr %587, align 8
+  %589 = icmp eq i32 %588, 12
+  %590 = select i1 %589, i64 3, i64 2
+  %591 = shl i64 %586, %590
+  %592 = icmp sgt i64 %591, 4194303
+  %593 = icmp ne i32 %577, 0
+  %594 = select i1 %592, i1 %593, i1 false
+  br i1 %594, label %595, label %607
 
-591:                                              ; preds = %575
-  %592 = getelementptr inbounds i8, ptr %578, i64 24
-  %593 = load ptr, ptr %592, align 8
-  %594 = ptrtoint ptr %593 to i64
-  %595 = add nsw i64 %594, 2097151
-  %596 = and i64 %595, -2097152
-  %597 = inttoptr i64 %596 to ptr
-  %598 = add nsw i64 %589, %594
-  %599 = sub i64 %598, %596
+595:                                              ; preds = %576
+  %596 = getelementptr inbounds i8, ptr %580, i64 24
+  %597 = load ptr, ptr %596, align 8
+  %598 = ptrtoint ptr %597 to i64
+  %599 = add nsw i64 %598, 2097151
   %600 = and i64 %599, -2097152
-  %601 = call i32 @madvise(ptr noundef %597, i64 noundef %600, i32 noundef 14)
-  br label %602
+  %601 = inttoptr i64 %600 to ptr
+  %602 = add nsw i64 %591, %598
+  %603 = sub i64 %602, %600
+  %604 = and i64 %603, -2097152
+  %605 = call i32 @madvise(ptr noundef %601, i64 noundef %604, i32 noundef %577)
+  %606 = load i32, ptr @eqfuse_advice, align 4
+  br label %607
 
-602:                                              ; preds = %575, %591
-  %603 = add nuw nsw i64 %576, 1
-  %604 = icmp eq i64 %603, %37
-  br i1 %604, label %562, label %575
+607:                                              ; preds = %576, %595
+  %608 = phi i32 [ %577, %576 ], [ %606, %595 ]
+  %609 = add nuw nsw i64 %578, 1
+  %610 = icmp eq i64 %609, %37
+  br i1 %610, label %563, label %576
 
-605:                                              ; preds = %638
-  %606 = add nuw nsw i64 %610, 1
-  %607 = load i64, ptr %563, align 8
-  %608 = icmp slt i64 %606, %607
-  br i1 %608, label %609, label %664
+611:                                              ; preds = %644
+  %612 = add nuw nsw i64 %616, 1
+  %613 = load i64, ptr %564, align 8
+  %614 = icmp slt i64 %612, %613
+  br i1 %614, label %615, label %670
 
-609:                                              ; preds = %566, %605
-  %610 = phi i64 [ 0, %566 ], [ %606, %605 ]
-  %611 = load ptr, ptr %567, align 8
-  %612 = getelementptr inbounds %struct.Pass, ptr %611, i64 %610
-  %613 = getelementptr inbounds i8, ptr %612, i64 8
-  %614 = load i64, ptr %613, align 8
-  %615 = icmp slt i64 %614, 0
-  %616 = getelementptr inbounds i8, ptr %612, i64 48
-  %617 = load i64, ptr %616, align 8
-  %618 = icmp eq i64 %617, 0
-  %619 = select i1 %618, i64 %572, i64 %570
-  br i1 %615, label %628, label %620
+615:                                              ; preds = %567, %611
+  %616 = phi i64 [ 0, %567 ], [ %612, %611 ]
+  %617 = load ptr, ptr %568, align 8
+  %618 = getelementptr inbounds %struct.Pass, ptr %617, i64 %616
+  %619 = getelementptr inbounds i8, ptr %618, i64 8
+  %620 = load i64, ptr %619, align 8
+  %621 = icmp slt i64 %620, 0
+  %622 = getelementptr inbounds i8, ptr %618, i64 48
+  %623 = load i64, ptr %622, align 8
+  %624 = icmp eq i64 %623, 0
+  %625 = select i1 %624, i64 %573, i64 %571
+  br i1 %621, label %634, label %626
 
-620:                                              ; preds = %609
-  %621 = add nsw i64 %614, -1
-  %622 = add i64 %621, %568
-  %623 = sdiv i64 %622, %614
-  %624 = getelementptr inbounds i8, ptr %612, i64 40
-  %625 = load i64, ptr %624, align 8
-  %626 = icmp sgt i64 %625, 0
-  %627 = select i1 %626, i64 %625, i64 %623
-  br label %638
+626:                                              ; preds = %615
+  %627 = add nsw i64 %620, -1
+  %628 = add i64 %627, %569
+  %629 = sdiv i64 %628, %620
+  %630 = getelementptr inbounds i8, ptr %618, i64 40
+  %631 = load i64, ptr %630, align 8
+  %632 = icmp sgt i64 %631, 0
+  %633 = select i1 %632, i64 %631, i64 %629
+  br label %644
 
-628:                                              ; preds = %609
-  %629 = mul i64 %614, %619
-  %630 = sub i64 0, %629
-  %631 = getelementptr inbounds i8, ptr %612, i64 40
-  %632 = load i64, ptr %631, align 8
-  %633 = icmp sgt i64 %632, 0
-  %634 = select i1 %633, i64 %632, i64 %630
-  %635 = getelementptr inbounds i8, ptr %612, i64 24
-  %636 = load i64, ptr %635, align 8
-  %637 = mul nsw i64 %636, %619
-  br label %638
+634:                                              ; preds = %615
+  %635 = mul i64 %620, %625
+  %636 = sub i64 0, %635
+  %637 = getelementptr inbounds i8, ptr %618, i64 40
+  %638 = load i64, ptr %637, align 8
+  %639 = icmp sgt i64 %638, 0
+  %640 = select i1 %639, i64 %638, i64 %636
+  %641 = getelementptr inbounds i8, ptr %618, i64 24
+  %642 = load i64, ptr %641, align 8
+  %643 = mul nsw i64 %642, %625
+  br label %644
 
-638:                                              ; preds = %620, %628
-  %639 = phi i64 [ %634, %628 ], [ %627, %620 ]
-  %640 = phi i1 [ %633, %628 ], [ %626, %620 ]
-  %641 = phi i64 [ %637, %628 ], [ 0, %620 ]
-  %642 = getelementptr inbounds i8, ptr %612, i64 16
-  %643 = load i64, ptr %642, align 8
-  %644 = mul nsw i64 %643, %574
-  %645 = add nsw i64 %641, %644
-  %646 = and i1 %615, %640
-  %647 = select i1 %646, i64 %619, i64 %568
-  %648 = load ptr, ptr %612, align 8
-  %649 = getelementptr inbounds i8, ptr %612, i64 32
-  %650 = load i64, ptr %649, align 8
-  %651 = call fastcc i64 @share(ptr noundef %0, ptr noundef %648, ptr noundef nonnull %48, i64 noundef %639, i64 noundef %647, i64 noundef %650, i64 noundef %645)
-  %652 = icmp eq i64 %651, 0
-  br i1 %652, label %605, label %653
+644:                                              ; preds = %626, %634
+  %645 = phi i64 [ %640, %634 ], [ %633, %626 ]
+  %646 = phi i1 [ %639, %634 ], [ %632, %626 ]
+  %647 = phi i64 [ %643, %634 ], [ 0, %626 ]
+  %648 = getelementptr inbounds i8, ptr %618, i64 16
+  %649 = load i64, ptr %648, align 8
+  %650 = mul nsw i64 %649, %575
+  %651 = add nsw i64 %647, %650
+  %652 = and i1 %621, %646
+  %653 = select i1 %652, i64 %625, i64 %569
+  %654 = load ptr, ptr %618, align 8
+  %655 = getelementptr inbounds i8, ptr %618, i64 32
+  %656 = load i64, ptr %655, align 8
+  %657 = call fastcc i64 @share(ptr noundef %0, ptr noundef %654, ptr noundef nonnull %48, i64 noundef %645, i64 noundef %653, i64 noundef %656, i64 noundef %651)
+  %658 = icmp eq i64 %657, 0
+  br i1 %658, label %611, label %659
 
-653:                                              ; preds = %638
-  %654 = getelementptr inbounds i8, ptr %612, i64 32
-  %655 = load i64, ptr %654, align 8
-  %656 = call i32 (ptr, i64, ptr, ...) @snprintf(ptr noundef nonnull dereferenceable(1) %20, i64 noundef 512, ptr noundef nonnull @.str.3, i64 noundef %655)
+659:                                              ; preds = %644
+  %660 = getelementptr inbounds i8, ptr %618, i64 32
+  %661 = load i64, ptr %660, align 8
+  %662 = call i32 (ptr, i64, ptr, ...) @snprintf(ptr noundef nonnull dereferenceable(1) %20, i64 noundef 512, ptr noundef nonnull @.str.3, i64 noundef %661)
   store i64 32, ptr %21, align 8
-  %657 = getelementptr inbounds i8, ptr %21, i64 8
-  store ptr null, ptr %657, align 8
-  %658 = getelementptr inbounds i8, ptr %21, i64 16
-  store ptr %20, ptr %658, align 8
-  %659 = getelementptr inbounds i8, ptr %21, i64 24
-  store i32 8, ptr %659, align 8
-  %660 = load ptr, ptr %53, align 8
-  %661 = getelementptr inbounds i8, ptr %660, i64 48
-  %662 = load ptr, ptr %661, align 8
-  %663 = call ptr %662(ptr noundef nonnull %21)
-  br label %664
+  %663 = getelementptr inbounds i8, ptr %21, i64 8
+  store ptr null, ptr %663, align 8
+  %664 = getelementptr inbounds i8, ptr %21, i64 16
+  store ptr %20, ptr %664, align 8
+  %665 = getelementptr inbounds i8, ptr %21, i64 24
+  store i32 8, ptr %665, align 8
+  %666 = load ptr, ptr %53, align 8
+  %667 = getelementptr inbounds i8, ptr %666, i64 48
+  %668 = load ptr, ptr %667, align 8
+  %669 = call ptr %668(ptr noundef nonnull %21)
+  br label %670
 
-664:                                              ; preds = %172, %282, %551, %605, %504, %562, %653, %75
-  %665 = phi ptr [ %86, %75 ], [ %663, %653 ], [ null, %562 ], [ %502, %504 ], [ null, %605 ], [ %552, %551 ], [ %283, %282 ], [ %173, %172 ]
+670:                                              ; preds = %172, %282, %551, %611, %504, %563, %659, %75
+  %671 = phi ptr [ %86, %75 ], [ %669, %659 ], [ null, %563 ], [ %502, %504 ], [ null, %611 ], [ %552, %551 ], [ %283, %282 ], [ %173, %172 ]
   call void @llvm.stackrestore.p0(ptr %47)
-  br label %666
+  br label %672
 
-666:                                              ; preds = %664, %29
-  %667 = phi ptr [ null, %29 ], [ %665, %664 ]
-  ret ptr %667
+672:                                              ; preds = %670, %29
+  %673 = phi ptr [ null, %29 ], [ %671, %670 ]
+  ret ptr %673
 }
 
 

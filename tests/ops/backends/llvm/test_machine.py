@@ -282,6 +282,21 @@ def test_vectors_of_arm(monkeypatch, triple):
         assert (vectors.vector_bytes, vectors.registers) == (16, 32)
 
 
+ADVICE = """
+import ctypes, sys
+from eqfuse.ops.backends.llvm import machine
+machine._target()
+sys.platform = sys.argv[1]
+print(ctypes.c_int32.from_address(machine._runtime()["eqfuse_advice"]).value)
+"""
+
+
+@pytest.mark.parametrize(("platform", "advice"), [("linux", 14), ("darwin", 0)])
+def test_large_pages_are_asked_of_linux_alone(platform, advice):
+    """Other systems give its number to other advice, or may some day."""
+    assert int(run(ADVICE.replace("sys.argv[1]", repr(platform)))) == advice
+
+
 def _batch(seed):
     return np.random.default_rng(seed).normal(size=(10, 16)).astype(np.float32)
 

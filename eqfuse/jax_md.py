@@ -19,7 +19,15 @@ import numpy as np
 from eqfuse.data import species_index
 from eqfuse.inference import Network
 from eqfuse.inference.evaluator import Geometry, near_edges
-from eqfuse.inference.lists import Grid, Pairs, grid_of, list_side_by_side, make_pairs
+from eqfuse.inference.lists import (
+    Grid,
+    Pairs,
+    grid_of,
+    list_side_by_side,
+    make_pairs,
+    most_pairs,
+    padded_pairs,
+)
 
 
 def neighbor_list(
@@ -196,37 +204,33 @@ class _Lists:
 
     def allocate(self, position, extra_capacity: int = 0, **kwargs) -> Neighbors:
         """Return a list with room for the pairs of these positions, and some more."""
-        positions, cell, _ = map(np.asarray, self.places(position, **kwargs))
+        positions, cell, fractions = map(np.asarray, self.places(position, **kwargs))
         structures, pbc = [(positions.astype(float), cell.astype(float))], self.is_periodic
-        pairs = list_side_by_side(structures, [pbc], self.cutoff, self.skin)[0]
-        room = math.ceil(self.capacity * len(pairs)) + extra_capacity + 1
-        grid = grid_of(structures, pbc, self.cutoff + self.skin)
-        return self._made(position, (grid, room), **kwargs)
+        *pairs, _ = list_side_by_side(structures, [pbc], self.cutoff, self.skin)
+        grid, count = grid_of(structures, pbc, self.cutoff + self.skin), len(positions)
+        room = math.ceil(self.capacity * len(pairs[0])) + extra_capacity + 1
+        room = min(room, most_pairs(grid, count))
+        arrays = padded_pairs(*pairs, count, room), fractions, np.bool_(False)
+        return Neighbors(*jax.tree.map(jnp.asarray, arrays), grid, room, self)
 
     def update(self, position, neighbors: Neighbors, **kwargs) -> Neighbors:
         """Return the list if it has all pairs; else, and whenever a box is given, a new one."""
+        grid, room = neighbors.grid, neighbors.room
+        positions, cell, fractions = self.places(position, **kwargs)
 
         def made():
-            new = self._made(position, (neighbors.grid, neighbors.room), **kwargs)
-            overflow = new.did_buffer_overflow | neighbors.did_buffer_overflow
-            return dataclasses.replace(new, did_buffer_overflow=overflow)
+            with jax.enable_x64(True):
+                placed = positions[None].astype(jnp.float64), cell[None].astype(jnp.float64)
+                pairs, needed = make_pairs(grid, room, *placed, np.ones((1, len(positions)), bool))
+            lacks = (needed.pairs > room) | (needed.occupancy > grid.occupancy) | needed.is_narrow
+            lacks |= neighbors.did_buffer_overflow
+            return Neighbors(pairs, fractions, lacks, grid, room, self)
 
         if "box" in kwargs:
             return made()
-        _, cell, fractions = self.places(position, **kwargs)
         moves, _ = self.moves(fractions, neighbors)
         most = jnp.max(jnp.sum((moves @ cell) ** 2, axis=1))
         return jax.lax.cond(4 * most <= self.skin**2, lambda: neighbors, made)
-
-    def _made(self, position, sizes, **kwargs) -> Neighbors:
-        positions, cell, fractions = self.places(position, **kwargs)
-        grid, room = sizes
-        with jax.enable_x64(True):
-            placed = positions[None].astype(jnp.float64), cell[None].astype(jnp.float64)
-            pairs, needed = make_pairs(grid, room, *placed, np.ones((1, len(position)), bool))
-        room = pairs.images.shape[0]
-        lacks = (needed.pairs > room) | (needed.occupancy > grid.occupancy) | needed.is_narrow
-        return Neighbors(pairs, fractions, lacks, *sizes, self)
 
 
 def _periodic_directions(displacement, box, fractional: bool) -> np.ndarray:

@@ -9,7 +9,7 @@ from eqfuse.convert.conversion import convert, find
 from eqfuse.convert.converted import Converted, ConvertError
 from eqfuse.convert.export import export_mace
 from eqfuse.convert.names import resolved
-from eqfuse.convert.registry import identify, published
+from eqfuse.convert.registry import identify, known_name, published
 from eqfuse.inference.network import Network
 from eqfuse.runs import command
 from eqfuse.runs.errors import CheckpointError, ConfigError
@@ -43,7 +43,7 @@ class Convert:
 @command.of(Convert, refused=(ConvertError, CheckpointError, OSError))
 def main(options: Convert):
     program, source, target = options.program, options.source, options.target
-    if named := published().get(program.lower()):
+    if named := published().get(known_name(program)):
         require(target is None, "TARGET", target, "left out: RUN follows the name of a network")
         program, source, target = named.program, program, source
     if program == "list":

@@ -2,9 +2,10 @@
 
 import difflib
 import os
+import re
 from pathlib import Path
 
-from eqfuse.convert.registry import published
+from eqfuse.convert.registry import known_name, published
 from eqfuse.runs.errors import CheckpointError
 
 _PROGRAMS = {".model": "mace", ".pth": "sevennet", ".pt": "sevennet", ".nqx": "nequix"}
@@ -25,20 +26,24 @@ def resolved(run) -> str | Path:
       CheckpointError: nothing is there, with the names that are nearest; a file that is not here,
         with the command that fetches it, or one that cannot be converted.
     """
-    path, name = Path(run).expanduser(), str(run).lower()
-    if os.path.lexists(path) or "\0" in name:  # the latter is refused where it is read
+    path, text = Path(run).expanduser(), str(run)
+    if os.path.lexists(path) or "\0" in text:  # the latter is refused where it is read
         program = _PROGRAMS.get(path.suffix.lower())
         if program is None or not path.is_file():
             return run
         from eqfuse.convert.cache import converted_file  # which takes a while to import
 
         return converted_file(path, program)
-    if name in published():
+    if name := known_name(text):
         from eqfuse.convert.cache import converted_name
 
         return converted_name(name)
-    close = difflib.get_close_matches(Path(name).name, published(), n=2)
-    nearest = f" (nearest: {', '.join(close)})" if close else ""
+    if path.suffix.lower() in (*_PROGRAMS, ".safetensors"):
+        raise CheckpointError(f"no such file: {run}")
+    close = difflib.get_close_matches(path.name.lower(), published(), n=2)
+    dated = [n for n in close if re.search(r"_\d.*\d{4}$", n + text)]  # a name has no other date
+    near = ", ".join(f"{n}, which is another network" if n in dated else n for n in close)
+    nearest = f" (nearest: {near})" if close else ""
     raise CheckpointError(
         f"{run} has no checkpoint (best or last); no run, and no published network{nearest}; "
         "`eqfuse convert list` has their names"

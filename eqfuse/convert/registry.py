@@ -33,6 +33,7 @@ class Published:
     choices: str | None = None  # fidelities or heads
     package: dict | None = None
     cache: str | None = None  # where the program keeps the file
+    also: tuple[str, ...] = ()  # other names
     verified: bool = False  # conversions were compared with the program on these weights
 
     @property
@@ -81,6 +82,12 @@ def published() -> dict[str, Published]:
     }
 
 
+def known_name(name: str) -> str | None:
+    """Return the name here of a published network, whose program may call it otherwise."""
+    name, networks = name.lower(), published().values()
+    return next((n.name for n in networks if name in (n.name, *n.also)), None)
+
+
 def find_network(name: str, program: str, *, download: bool = True) -> Path:
     """Return the file of a published network, whose name is in letters of either case.
 
@@ -92,7 +99,7 @@ def find_network(name: str, program: str, *, download: bool = True) -> Path:
       ConvertError: an unknown name; another hash; a file that is in no wheel, with its address.
     """
     networks = {name: n for name, n in published().items() if n.program == program}
-    network = networks.get(name.lower())
+    network = networks.get(known_name(name))
     if network is None:
         raise ConvertError(
             f"{name} is no file, and no network of {program} that is known here; these are "

@@ -23,6 +23,8 @@ def counted(count: int, one: str, many: str | None = None) -> str:
 
 
 MAX_ATOMIC_NUMBER = 118
+FARTHEST = 1e10
+"""Å from the origin, where float64 resolves 2e-6 Å: positions beyond are not known."""
 DEFAULT_TYPE = "Default"
 """The name in settings of the config_type of structures without one, as in mace."""
 
@@ -264,4 +266,15 @@ def _finite(name: str, value, shape: tuple[int, ...]) -> np.ndarray:
     if bad.any():
         where = f" for atom {np.argwhere(bad)[0][0]}" if name in ("positions", "forces") else ""
         raise DataError(f"{name} has {array[bad][0]}{where}; remove or repair this structure")
+    if name == "positions":
+        require_near(array)
     return array
+
+
+def require_near(positions: np.ndarray):
+    """Refuse atoms so far away that their positions, and those of their images, are not known."""
+    if not np.abs(positions).max(initial=0.0) < FARTHEST:
+        raise FlownApartError(
+            f"an atom is {np.abs(positions).max():.1e} Å from the origin, too far for its position "
+            f"to be known; move the structure to within {FARTHEST:.0e} Å"
+        )

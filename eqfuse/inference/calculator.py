@@ -13,7 +13,7 @@ from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse import ops
 from eqfuse.data import DataError
-from eqfuse.data.structures import FlownApartError
+from eqfuse.data.structures import FlownApartError, require_near
 from eqfuse.inference.arguments import understood
 from eqfuse.inference.descriptors import descriptors
 from eqfuse.inference.evaluator import Evaluator, Placed, Results, derivatives, moved, near_edges
@@ -273,6 +273,7 @@ class Calculator(ase.calculators.calculator.Calculator):
                     warnings.warn(text, UserWarning, stacklevel=2)
             self._choose_elements()
         try:
+            require_near(atoms.positions)
             return self._evaluator([self._placed], of_atoms=of_atoms)
         except FlownApartError as error:
             raise FlownApartError(f"{error}; in a simulation: {_DIVERGED}") from error

@@ -26,6 +26,7 @@ from safetensors.numpy import save
 
 from eqfuse import __version__
 from eqfuse.runs.errors import CheckpointError, ConfigError, TrainingFailed
+from eqfuse.runs.log import printable
 
 FILES = {
     "best": ("best.safetensors",),
@@ -238,12 +239,24 @@ def set_aside(path: Path) -> Path:
 
 
 def write_table(path: Path, rows: list[dict]):
-    """Write the rows of a table as CSV, with all columns that some row has."""
+    """Write the rows of a table as CSV, with all columns that some row has.
+
+    A text has no commands to a terminal, and begins with ' where a spreadsheet would compute it.
+    """
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)))
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
     write_whole(path, text.getvalue())
+
+
+def _cell(value):
+    if not isinstance(value, str):
+        return value
+    with contextlib.suppress(ValueError):
+        float(value)
+        return value
+    return ("'" if value[:1] in ("=", "+", "-", "@") else "") + printable(value)
 
 
 class RunFolder:

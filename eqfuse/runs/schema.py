@@ -18,6 +18,8 @@ from eqfuse.runs.errors import ConfigError
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
+_MOST_BITS = 1000  # of a whole number; Python writes no number of 4300 digits
+
 
 class Range(NamedTuple):
     """The values that a number may have: `holds` checks one, `text` describes them."""
@@ -135,6 +137,10 @@ def typed(key: str, field: dataclasses.Field, value):
     """
     optional, convert = type(None) in get_args(field.type), field.metadata["convert"]
     kind = get_args(field.type)[0] if optional else field.type
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        raise ConfigError(f"{key} is impossible: a whole number of {value.bit_length()} bits")
+    if isinstance(value, list | dict):
+        raise ConfigError(f"{key} is impossible: a {type(value).__name__}, and not one value")
     if value in (None, "null") and optional:
         return None
     if get_origin(kind) is tuple:

@@ -72,6 +72,25 @@ def test_names_that_are_misspelt_have_the_nearest(home):
         eqfuse.Calculator("7net0")
 
 
+@pytest.mark.parametrize("name", ["missing.model", "folder/missing.nequip.zip", "a.safetensors"])
+def test_files_that_are_not_there_are_files(name, home):
+    with pytest.raises(CheckpointError, match=f"^no such file: {name}$"):
+        eqfuse.Calculator(name)
+
+
+def test_sevennets_own_names_are_known(monkeypatch):
+    monkeypatch.setattr(cache, "converted_name", lambda name: name)
+    for ours, theirs in (
+        ("7net-0", ("SevenNet-0", "7net-0_11july2024", "SevenNet-0_11Jul2024")),
+        ("7net-0_22may2024", ("sevennet-0_22May2024",)),
+        ("7net-mf-ompa", ("SevenNet-MF-ompa",)),
+        ("7net-omni-i12", ("sevennet-omni-i12",)),
+    ):
+        assert [resolved(name) for name in theirs] == [ours] * len(theirs)
+    with pytest.raises(CheckpointError, match="7net-0_22may2024, which is another network"):
+        resolved("7net-0_22may2025")
+
+
 def test_files_are_converted_once(home, model_file, expected, capfd):
     """A file of mace in the place of a run has the energy that mace gives."""
     name = "small"

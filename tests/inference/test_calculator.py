@@ -37,6 +37,20 @@ def slope_along(atoms, i, j, step=1e-4):
     return (energies[0] - energies[1]) / (2 * step) / atoms.get_volume()
 
 
+@pytest.mark.parametrize("far", [1e11, 1e15, 1e300])
+@pytest.mark.parametrize("pbc", [True, False])
+def test_positions_that_are_not_known_are_refused(far, pbc, run):
+    """In a cell an image of the atom is near, at a place that float64 does not resolve."""
+    calculator = eqfuse.Calculator(run)
+    atoms = ase.Atoms("Cu3", [[0, 0, 0], [2, 0, 0], [0, 2, 0]], cell=[8, 8, 8], pbc=pbc)
+    for _ in range(2):  # when the structure is new, and when atoms have moved
+        moved = atoms.copy()
+        moved.positions[0] += far
+        with pytest.raises(DataError, match=r"from the origin, too far|flown apart"):
+            calculator.get_potential_energy(moved)
+        assert np.isfinite(calculator.get_potential_energy(atoms))
+
+
 def test_stress_is_the_strain_derivative(atoms, run):
     """Also that of a slab along its plane, as training gave it; without a cell there is none."""
     stress = atoms.get_stress()

@@ -1,16 +1,20 @@
 """Files of a run are whole or not there, errors name them, and names forge no warnings."""
 
 import contextlib
+import hashlib
+import os
 import resource
 
 import ase.build
 import matplotlib.figure
 import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from eqfuse import plots
 from eqfuse.inference.commands import write_atoms
-from eqfuse.runs.files import write_table, write_whole
+from eqfuse.runs.errors import CheckpointError
+from eqfuse.runs.files import RunFolder, read_file, read_json, write_table, write_whole
 from eqfuse.runs.log import Log, say, warn
 from eqfuse.train.replay import write_frames
 from eqfuse.train.terminal import lines
@@ -53,6 +57,37 @@ def test_a_full_disk_names_the_file_and_leaves_no_part(name, tmp_path):
     assert not list(tmp_path.iterdir())
     WRITERS[name](path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["file.out"]
+
+
+def test_texts_of_a_table_are_no_commands(tmp_path):
+    rows = [{"a": "=cmd|' /C calc'!A0", "b": "x\x1b[2Jy", "c": -1.5}, {"a": "-2.5", "b": "@a"}]
+    write_table(tmp_path / "a.csv", rows)
+    lines = (tmp_path / "a.csv").read_text().splitlines()
+    assert lines == ["a,b,c", "'=cmd|' /C calc'!A0,x\\x1b[2Jy,-1.5", "-2.5,'@a,"]
+
+
+@pytest.mark.parametrize(
+    "name", ["metrics.csv", ".lock", "log.txt", "checkpoints/last.safetensors"]
+)
+def test_a_pipe_in_a_folder_is_refused_and_not_waited_for(name, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(OSError, match="pipe or a device"):
+        RunFolder(tmp_path, None)
+    with pytest.raises(CheckpointError, match="pipe or a device"):
+        read_file(tmp_path / name)
+    with pytest.raises(OSError, match="pipe or a device"):
+        read_json(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "text", ["[1, 2", "[1, 2]", "[" * 10**5, "{}", '{"format": [4]}', "\ud83d"]
+)
+def test_signed_metadata_that_are_none_are_refused(text, tmp_path):
+    path, digest = tmp_path / "a.safetensors", hashlib.sha256(text.encode())
+    path.write_bytes(save({"x": np.ones(1)}, {"eqfuse": text, "sha256": digest.hexdigest()}))
+    with pytest.raises(CheckpointError, match=r"a\.safetensors (is damaged|has format)"):
+        read_file(path)
 
 
 def test_names_of_files_forge_no_warnings_and_no_commands_in_the_log(tmp_path, capsys):

@@ -7,6 +7,7 @@ import yaml
 
 from eqfuse.runs.command import row
 from eqfuse.runs.errors import OLD_ALLEGRO, ConfigError, naming
+from eqfuse.runs.files import require_regular
 from eqfuse.runs.schema import nearest, one_of, typed
 from eqfuse.train.schedule import MoleculeTraining
 from eqfuse.train.settings.config import MODELS, Config, known, sections
@@ -45,8 +46,9 @@ def to_yaml(config) -> str:
 
 def read_yaml(path: Path):
     try:
+        require_regular(path)
         return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise ConfigError(f"{path} cannot be read: {reason}") from error
 

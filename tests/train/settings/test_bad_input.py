@@ -148,6 +148,10 @@ def test_folder_of_a_failed_run_is_free(water, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
+        ("layers: 1", "layers: 0x" + "f" * 5000, "layers is impossible: a whole number of 20000"),
+        ("layers: 1", "layers: [1]", "model.layers is impossible: a list, and not one value"),
+        ("layers: 1", "layers: " + "[" * 10**5, "recursion"),
+        ("layers: 1", "layers: " + "9" * 5000, "cannot be read"),
         ("layers: 1", "layers: 1.0", "model.layers=1.0 is impossible: it must be a whole number"),
         ("batch_size: 4", "batch_size: four", "data.batch_size=four is impossible"),
         ("epochs: null", "epochs: six", "epochs=six is impossible: it must be a whole number or"),

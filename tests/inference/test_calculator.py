@@ -253,6 +253,7 @@ def test_arguments_of_other_programs(run):
     calculator = eqfuse.Calculator(model_paths=[str(run)], device="cpu", default_dtype="float32")
     assert calculator.network.dtype == "float32"
     assert calculator.dispersion is None
+    pytest.importorskip("dftd3")
     asked = {"dispersion": True, "damping": "zero", "dispersion_xc": "pbe", "default_dtype": ""}
     calculator = eqfuse.Calculator(model=run, modal=None, device="auto", **asked)
     assert str(calculator.dispersion) == "d3(zero,pbe)"
@@ -263,9 +264,10 @@ def test_arguments_of_other_programs(run):
 def test_calculator_says_what_it_is(run):
     text = f"<Calculator {run}: Cu, cutoff 3.6 Å, float64, backend llvm>"
     assert repr(eqfuse.Calculator(run, backend="llvm")) == text
+    assert "Name used for all files" not in pydoc.render_doc(eqfuse.Calculator)  # ASE's
+    pytest.importorskip("dftd3")
     text = f"<Calculator {run}: Cu, cutoff 3.6 Å, float32, backend xla, d3(bj,pbe)>"
     assert repr(eqfuse.Calculator(run, backend="xla", dtype="float32", dispersion=True)) == text
-    assert "Name used for all files" not in pydoc.render_doc(eqfuse.Calculator)  # ASE's
 
 
 def test_a_folder_of_runs_is_no_run(tmp_path):

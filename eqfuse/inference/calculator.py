@@ -12,7 +12,9 @@ from ase.data import chemical_symbols
 from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse import ops
-from eqfuse.data import DataError
+from eqfuse.data import DataError, Structure
+from eqfuse.data.readers import frames_of, is_one
+from eqfuse.data.readers.ase_files import as_atoms
 from eqfuse.data.structures import FlownApartError, require_near
 from eqfuse.inference.arguments import understood
 from eqfuse.inference.descriptors import descriptors
@@ -328,18 +330,25 @@ class Committee(ase.calculators.calculator.Calculator):
             self.results["stress_spread"] = values["stress"].std(axis=0, ddof=1)
 
 
-def calculator_of(run, atoms=None) -> tuple[Calculator, ase.Atoms]:
-    """Return the calculator of a run and atoms; or that which atoms have, given alone."""
-    calculator, atoms = (run.calc, run) if atoms is None else (Calculator(run), atoms)
-    if not isinstance(calculator, Calculator):
-        raise TypeError(
-            f"it needs an eqfuse.Calculator, got {type(calculator).__name__}: "
-            "set atoms.calc = eqfuse.Calculator(RUN)"
-        )
-    return calculator, atoms
+def of_each(function, run, atoms=None):
+    """Return a function of a calculator and atoms, for one structure, or a list for several.
+
+    The calculator is that of a run, or, where atoms are given alone, the one that they have.
+    """
+    given, own = (run, None) if atoms is None else (atoms, Calculator(run))
+    found = []
+    for one in frames_of(given):
+        calculator = own or getattr(one, "calc", None)
+        if not isinstance(calculator, Calculator):
+            raise TypeError(
+                f"it needs an eqfuse.Calculator, got {type(calculator).__name__}: "
+                "set atoms.calc = eqfuse.Calculator(RUN)"
+            )
+        found.append(function(calculator, as_atoms(one) if isinstance(one, Structure) else one))
+    return found[0] if is_one(given) else found
 
 
-def hessian(run, atoms=None) -> np.ndarray:
+def hessian(run, atoms=None) -> np.ndarray | list[np.ndarray]:
     """Return the second derivatives of the energy by the positions of atoms.
 
         H[a, i, b, j] = d^2 E / dr_ai dr_bj
@@ -351,11 +360,15 @@ def hessian(run, atoms=None) -> np.ndarray:
     Args:
       run: the folder of a run, or a file of its network; or left out, for the `eqfuse.Calculator`
         that the atoms have. A TypeError names another one.
-      atoms: `ase.Atoms`.
+      atoms: `ase.Atoms`, or several in any form, see `eqfuse.predict`.
     Returns:
-      [n_atoms, 3, n_atoms, 3] eV/Å^2, in float64 of what the precision of the network gives.
+      [n_atoms, 3, n_atoms, 3] eV/Å^2, in float64 of what the precision of the network gives; a list
+      of them unless one structure was given.
     """
-    calculator, atoms = calculator_of(run, atoms)
+    return of_each(_hessian, run, atoms)
+
+
+def _hessian(calculator: Calculator, atoms: ase.Atoms) -> np.ndarray:
     count = len(atoms)
     columns, order = calculator.apply(_columns, atoms, count=count)
     columns = columns.reshape(count, 3, -1, 3)[:, :, :count]

@@ -1,17 +1,19 @@
 """Born effective charges of atoms, from the latent charges of a trained network."""
 
 import dataclasses
+from functools import partial
 
+import ase
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse.inference.calculator import calculator_of
+from eqfuse.inference.calculator import Calculator, of_each
 from eqfuse.inference.evaluator import moved, near_edges
 from eqfuse.runs.errors import ConfigError
 
 
-def born_charges(run, atoms=None, *, dielectric: float = 1.0) -> np.ndarray:
+def born_charges(run, atoms=None, *, dielectric: float = 1.0) -> np.ndarray | list[np.ndarray]:
     """Return the Born effective charges: derivatives of the polarisation by positions.
 
         Z_i,ab = sqrt(dielectric) (q_i delta_ab + sum_j (r_j - r_i)_a dq_j / dr_i,b)
@@ -24,15 +26,19 @@ def born_charges(run, atoms=None, *, dielectric: float = 1.0) -> np.ndarray:
     Args:
       run: the folder of a run, or a file of its network; or left out, for the `eqfuse.Calculator`
         that the atoms have.
-      atoms: `ase.Atoms`.
+      atoms: `ase.Atoms`, or several in any form, see `eqfuse.predict`.
       dielectric: of the electrons, the high-frequency one; 1 for molecules.
     Returns:
-      [n_atoms, 3, 3] e, the direction of the polarisation first.
+      [n_atoms, 3, 3] e, the direction of the polarisation first; a list of them unless one
+      structure was given.
     Raises:
       ConfigError: a network without latent charges, or with several for each atom.
     References: Zhong, Kim, King and Cheng 2025, arXiv:2504.05169.
     """
-    calculator, atoms = calculator_of(run, atoms)
+    return of_each(partial(_born_charges, dielectric=dielectric), run, atoms)
+
+
+def _born_charges(calculator: Calculator, atoms: ase.Atoms, dielectric: float) -> np.ndarray:
     long_range = calculator.network.module.potential.long_range
     if long_range is None or long_range.charges != 1:
         what = "no latent charges" if long_range is None else "several latent charges of each atom"

@@ -1,10 +1,10 @@
 """Descriptors of atoms: the features of each in the layers of a trained network."""
 
 import os
-from collections.abc import Sequence
 
 import numpy as np
 
+from eqfuse.data.readers import frames_of, is_one
 from eqfuse.inference.evaluator import Evaluator, near_edges
 from eqfuse.inference.network import Network, load_networks
 from eqfuse.inference.predict import as_structures
@@ -26,12 +26,12 @@ def descriptors(
     Args:
       run: the folder of a run, a file of its network, or a `Network`; or left out, for the
         `eqfuse.Calculator` that the atoms have.
-      atoms: `ase.Atoms` or `eqfuse.data.Structure`, or a sequence of them.
+      atoms: `ase.Atoms` or `eqfuse.data.Structure`, or several in any form, see `eqfuse.predict`.
       invariants_only: whether only the scalars (0e) are returned, and not all irreps, which turn
         with the atoms (mul_ir).
       num_layers: of how many layers, counted from the first; -1 for all, as in mace.
     Returns:
-      [n_atoms, n_features] float64; a list of them for a sequence.
+      [n_atoms, n_features] float64; a list of them unless one structure was given.
     Raises:
       CheckpointError: no readable checkpoint.
       DataError: see `eqfuse.predict`.
@@ -40,9 +40,9 @@ def descriptors(
     """
     if atoms is None:
         run, atoms = None, run
-    if isinstance(atoms, str | os.PathLike | Network):
+    if (run is None and isinstance(atoms, str | os.PathLike)) or isinstance(atoms, Network):
         raise TypeError(f"descriptors takes (run, atoms), got {atoms!r} as the atoms")
-    several = list(atoms) if isinstance(atoms, Sequence) else [atoms]
+    several = frames_of(atoms)
     networks = load_networks(_network_of(several) if run is None else run)
     if len(networks) > 1:
         raise ValueError(f"{run} is a committee of {len(networks)} runs; descriptors are of one")
@@ -57,7 +57,7 @@ def descriptors(
         listed = evaluator.list([structure])
         features = evaluator.apply(_features, listed, **chosen)
         found.append(features.reshape(listed.sizes.nodes, -1).take(listed.number, axis=0))
-    return found if isinstance(atoms, Sequence) else found[0]
+    return found[0] if is_one(atoms) else found
 
 
 def _features(module, params, pairs, geometry, size, *, layers: int, invariants_only: bool):

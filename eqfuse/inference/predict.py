@@ -1,15 +1,16 @@
 """Energies, forces and stress of structures from a trained network, or from a committee."""
 
 import dataclasses
-import os
 import warnings
 from collections.abc import Sequence
+from functools import partial
 
 import ase
 import numpy as np
 
-from eqfuse.data import DataError, Keys, Structure, prefetched, read_structures
+from eqfuse.data import Keys, Structure, prefetched, read_structures
 from eqfuse.data.neighbors import require_apart
+from eqfuse.data.readers import frames_of
 from eqfuse.data.remarks import remarks_of, total_charge
 from eqfuse.inference.evaluator import Evaluator, Listed, Results
 from eqfuse.inference.network import load_networks, unlike_training
@@ -63,8 +64,8 @@ def predict(run, structures, *, batch_size: int | None = None, **options) -> lis
     Args:
       run: the folder of a run, a file of its network, or a committee, whose mean and spread are
         returned: a folder of runs, a pattern, or a sequence of runs; or a `Network`, or several.
-      structures: a file that `eqfuse.data.read_structures` reads, `ase.Atoms`, a `Structure`, or a
-        sequence of these two; their labels are not read.
+      structures: `ase.Atoms`, a `Structure`, a file or FILE@INDEX of `eqfuse.data.read_structures`,
+        or several of these: a list, a generator, a trajectory; their labels are not read.
       batch_size: structures that are computed at once; None for 16, and fewer large ones.
       options: which, dtype, backend, radial, head and dispersion, see `eqfuse.inference.Network`.
     Raises:
@@ -76,8 +77,6 @@ def predict(run, structures, *, batch_size: int | None = None, **options) -> lis
     """
     networks = load_networks(run, **options)
     structures = as_structures(structures, networks[0].charge_key)
-    if not structures:
-        raise DataError("there are no structures to predict")
     for text in unlike_training(networks[0], structures):
         warnings.warn(text, UserWarning, stacklevel=2)
     if batch_size is None:
@@ -119,15 +118,13 @@ def predict(run, structures, *, batch_size: int | None = None, **options) -> lis
 
 
 def as_structures(structures, charge_key: str | None = None) -> list[Structure]:
-    """Return structures of a file, of `ase.Atoms`, or of a sequence of these or of structures.
+    """Return the structures that a function was given, in any form, see `frames_of`.
 
     With a `charge_key` their total charges are read, too.
     """
-    if isinstance(structures, str | os.PathLike):
-        return read_structures(structures, keys=Keys(charge=charge_key), require_labels=False)
-    found = []
-    several = [structures] if isinstance(structures, ase.Atoms | Structure) else structures
-    for k, one in enumerate(several):
+    keys, found = Keys(charge=charge_key), []
+    read = partial(read_structures, keys=keys, require_labels=False)
+    for k, one in enumerate(frames_of(structures, read)):
         if isinstance(one, ase.Atoms):
             given = one.numbers, one.positions, one.cell.array, one.pbc
             with naming(f"atoms {k}"):

@@ -17,8 +17,8 @@ References: Bigi, Chong, Ceriotti, Grasselli 2024, arXiv:2403.02251 (last-layer 
 import dataclasses
 import io
 import math
-import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,8 +27,9 @@ import numpy as np
 import scipy.stats
 
 from eqfuse.convert.names import resolved
-from eqfuse.data import DataError, Keys, Structure, read_structures
+from eqfuse.data import DataError, Keys, Structure, of_atoms, read_structures
 from eqfuse.data.lazy import chosen, evenly
+from eqfuse.data.readers import frames_of
 from eqfuse.data.structures import counted
 from eqfuse.inference.commands import require_backend
 from eqfuse.inference.evaluator import Evaluator, near_edges
@@ -92,7 +93,8 @@ def fit(run, train=None, validation=None) -> Fitted:
     Args:
       run: the folder of a run.
       train: frames that it was trained on, with energies: a file, whose labels have the names of
-        those of the run, or a list of `eqfuse.data.Structure`; None for those of the run.
+        those of the run, `ase.Atoms` or `eqfuse.data.Structure`, or several in any form, see
+        `eqfuse.predict`; None for those of the run.
       validation: frames that it was not trained on; None for those of the run.
     Raises:
       CheckpointError, ConfigError: no readable run, or one without data of its own.
@@ -164,8 +166,9 @@ def _data_of(folder: Path) -> tuple[list[Structure], list[Structure]]:
 
 def _labelled(name: str, own, frames, keys: Keys, dispersion) -> list[Structure]:
     """Return the frames with an energy: a run's own, or others, less a dispersion, or of a file."""
-    if isinstance(frames, str | os.PathLike):
-        frames = read_structures(frames, keys=keys, require_labels=False)
+    if frames is not None:
+        frames = frames_of(frames, partial(read_structures, keys=keys, require_labels=False))
+        frames = [s if isinstance(s, Structure) else of_atoms(s, keys) for s in frames]
     if frames is not None and dispersion is not None:
         frames = map(dispersion.without, frames)
     frames = own if frames is None else frames

@@ -80,14 +80,16 @@ def _simulate(arguments: list[str]):
 @command.of(Relax, refused=(), failures=(OSError,))
 def relax_main(options: Relax):
     """Relax, write and print a table; raise an error if some are not relaxed."""
-    target = options.out or options.file.with_name(f"{options.file.stem}_relaxed.xyz")
+    from eqfuse.data.readers import indexed
+
+    source = Path(indexed(options.file)[0])
+    target = options.out or source.with_name(f"{source.stem}_relaxed.xyz")
     if target.exists():
         raise ConfigError(f"{target} exists; remove it, or give another file")
     from eqfuse.inference import write_atoms
     from eqfuse.md.relaxation import relax
-    from eqfuse.md.structures import read_frames
 
-    outcomes = relax(options.run, read_frames(options.file, options.types), options)
+    outcomes = relax(options.run, options.file, options)
     print(f"{'frame':>6}{'atoms':>7}{'steps':>7}{'E (eV)':>16}{'change (eV)':>14}{'F (eV/Å)':>11}")
     for number, outcome in enumerate(outcomes):
         energy = outcome.atoms.get_potential_energy()

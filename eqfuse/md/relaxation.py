@@ -1,6 +1,7 @@
 """Relaxation of structures to the nearest minimum of the energy, by ASE's FIRE."""
 
 import dataclasses
+from functools import partial
 
 import ase
 import numpy as np
@@ -9,9 +10,10 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.filters import UnitCellFilter
 from ase.optimize import FIRE
 
-from eqfuse.data import DataError, Structure, require_apart, species_index
+from eqfuse.data import DataError, Structure, iterate_atoms, require_apart, species_index
 from eqfuse.inference import Calculator
 from eqfuse.md.settings import RelaxSettings
+from eqfuse.md.structures import atoms_of
 from eqfuse.runs import naming
 
 
@@ -31,7 +33,8 @@ def relax(network, frames, settings: RelaxSettings | None = None, **changes) -> 
 
     Args:
       network: the folder of a run, or a file of its network (.safetensors).
-      frames: list of `ase.Atoms`, whose constraints hold; they are not changed.
+      frames: `ase.Atoms`, or several in any form, see `eqfuse.predict`. They are not changed, and
+        their constraints hold. One has one outcome, in a list.
       settings: None for the defaults.
       changes: settings by name, such as fmax=0.001.
     Raises:
@@ -42,6 +45,7 @@ def relax(network, frames, settings: RelaxSettings | None = None, **changes) -> 
       CheckpointError: no readable network.
     """
     settings = dataclasses.replace(settings or RelaxSettings(), **changes)
+    frames = atoms_of(frames, partial(iterate_atoms, types=settings.types))
     of_calculator = {name: getattr(settings, name) for name in ("dtype", "backend", "dispersion")}
     calculator, outcomes = Calculator(network, **of_calculator), []
     for number, atoms in enumerate(frames):

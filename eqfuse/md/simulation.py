@@ -54,8 +54,8 @@ def run(network, start, settings: Settings | None = None, **changes):
 
     Args:
       network: the folder of a run, or a file of its network (.safetensors).
-      start: `ase.Atoms`, several of them, or a file, of which the last frame is taken, or all with
-        frames="all". Velocities are drawn for the temperature if they are all zero.
+      start: `ase.Atoms`, or several in any form, see `eqfuse.predict`; of a file the last frame is
+        taken, or all with frames="all". Velocities are drawn for the temperature if all are zero.
       settings: None for the defaults.
       changes: settings by name, such as steps=1000.
     Returns:

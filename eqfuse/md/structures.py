@@ -5,6 +5,8 @@ import io
 import math
 import os
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import ase
@@ -21,6 +23,8 @@ from eqfuse.data import (
     require_apart,
     species_index,
 )
+from eqfuse.data.readers import frames_of
+from eqfuse.data.readers.ase_files import as_atoms
 from eqfuse.inference import Network
 from eqfuse.md.integrators import State
 from eqfuse.md.settings import Settings
@@ -39,12 +43,8 @@ _HEAD = (
 
 def structures_of(start, settings: Settings) -> list[ase.Atoms]:
     """Return the structures that are simulated: `settings.replicas` of each."""
-    if isinstance(start, ase.Atoms):
-        frames = [start]
-    elif isinstance(start, str | os.PathLike):
-        frames = read_frames(start, settings.types, last=settings.frames == "last")
-    else:
-        frames = list(start)
+    last = settings.frames == "last"
+    frames = atoms_of(start, partial(read_frames, types=settings.types, last=last))
     if settings.replicas > 1 and settings.ensemble in ("nve", "nose-hoover"):
         for number, atoms in enumerate(frames):
             if atoms.get_velocities().any() or settings.temperature == 0:
@@ -54,6 +54,12 @@ def structures_of(start, settings: Settings) -> list[ase.Atoms]:
                     "remove its velocities, give a temperature, or choose ensemble=langevin"
                 )
     return [atoms for atoms in frames for _ in range(settings.replicas)]
+
+
+def atoms_of(start, read: Callable = iterate_atoms) -> list[ase.Atoms]:
+    """Return the atoms that a function was given, in any form, see `frames_of`."""
+    frames = frames_of(start, read)
+    return [as_atoms(one) if isinstance(one, Structure) else one for one in frames]
 
 
 def read_frames(path, types=None, *, last: bool = False) -> list[ase.Atoms]:

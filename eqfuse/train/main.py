@@ -1,6 +1,7 @@
 """The command: arguments in, exit code out."""
 
 import datetime
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def fit(*settings: str, callbacks: Sequence = (), **more) -> Path:
       settings: as on the command line, such as "training.second_stage=null".
       callbacks: see `eqfuse.train.Callback`.
       more: settings whose names have no dot; values are as on the command line, or Python's. `data`
-        may be a list of `ase.Atoms`, which are kept in the folder of the run.
+        may be `ase.Atoms`, or several in any form, which are kept in the folder of the run.
     Returns:
       the folder of the run, which `eqfuse.Calculator`, `eqfuse.predict` and `load_run` take.
     Raises:
@@ -66,7 +67,7 @@ def fit(*settings: str, callbacks: Sequence = (), **more) -> Path:
       TrainingFailed: such as a loss that is not finite.
       Interrupted: by Ctrl-C, after a checkpoint.
     """
-    if isinstance(more.get("data"), list | tuple):
+    if not isinstance(more.get("data"), str | os.PathLike | None):
         more = _with_frames_written(more)
     arguments = [*settings, *(f"{name}={written(value)}" for name, value in more.items())]
     config = parse(arguments)
@@ -78,16 +79,19 @@ def fit(*settings: str, callbacks: Sequence = (), **more) -> Path:
 
 
 def _with_frames_written(given: dict) -> dict:
-    """Return settings of which `data`, a list of frames, is a file in the folder of the run."""
+    """Return settings of which `data`, frames in any form, is a file in the folder of the run."""
     import ase.io
 
-    if not all(isinstance(frame, ase.Atoms) for frame in given["data"]) or not given["data"]:
-        raise ConfigError("data must be the name of a file, or a list of ase.Atoms, at least one")
+    from eqfuse.data.readers import frames_of
+
+    frames = frames_of(given["data"])
+    if not all(isinstance(frame, ase.Atoms) for frame in frames):
+        raise ConfigError("data must be the name of a file, or ase.Atoms, one or several")
     run = given.get("run") or f"runs/{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}_fit"
     require_free(run)
     file = Path(run) / FRAMES
     file.parent.mkdir(parents=True, exist_ok=True)
-    ase.io.write(file, given["data"])
+    ase.io.write(file, frames)
     return given | {"data": str(file), "run": run}
 
 

@@ -9,16 +9,16 @@ import functools
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import ase
 from ase.io.formats import open_with_compression
 
 from eqfuse.data.lazy import reported
-from eqfuse.data.readers.ase_files import frames_by_ase, of_atoms, unlabelled
+from eqfuse.data.readers.ase_files import frames_by_ase, of_atoms, of_row, unlabelled
 from eqfuse.data.readers.extxyz import frames_of_extxyz, label_candidates
-from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, collected, named, some
+from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, collected, indexed, named, some
 from eqfuse.data.readers.hdf5 import frames_of_hdf5
 from eqfuse.data.readers.lammps import frames_of_lammps
 from eqfuse.data.readers.lmdb_files import frames_of_lmdb
@@ -81,11 +81,12 @@ def iterate_structures(
 ) -> Iterator[Structure]:
     """Yield the structures of a file while it is read; see `read_structures`."""
     made = functools.partial(of_atoms, keys=keys, units=units)
-    return named(_frames(path, format, keys, types), path, made)
+    return named(*_frames(path, format, keys, types), made)
 
 
-def _frames(path, format, keys: Keys, types: str | Sequence[str] | None) -> Iterator:
-    """Return the frames of a file as its format yields them."""
+def _frames(path, format, keys: Keys, types: str | Sequence[str] | None) -> tuple:
+    """Return the frames of a file as its format yields them, its name, and those that are read."""
+    path, index = indexed(path)
     format = format or _format(path)
     if format not in FORMATS:
         raise DataError(f"the format {format!r} is unknown; choose from: {', '.join(FORMATS)}")
@@ -93,7 +94,8 @@ def _frames(path, format, keys: Keys, types: str | Sequence[str] | None) -> Iter
     if types and needs != "types":
         raise DataError(f"{path} is no file of LAMMPS, so that it has no types; leave them out")
     types = re.findall(r"[^\s,]+", types) if isinstance(types, str) else types or ()
-    return frames(path, **{needs: {"keys": keys, "types": types}[needs]} if needs else {})
+    how = {needs: {"keys": keys, "types": types}[needs]} if needs else {}
+    return frames(path, **how), path, index
 
 
 def has_types(path: str | os.PathLike) -> bool:
@@ -113,7 +115,7 @@ def read_structures(
     """Read every structure of a file; what takes longer than a few seconds is reported.
 
     Args:
-      path: the file.
+      path: the file, or FILE@INDEX for some of its frames, as in ASE: FILE@0, FILE@-1, FILE@2:8:2.
       format: a key of `FORMATS`; None to choose by the name, also before .gz, .bz2 or .xz, or by
         what the file begins with.
       keys: names of the labels in the file, where the format has names.
@@ -138,8 +140,47 @@ def iterate_atoms(
 
     They have velocities, masses, constraints and other properties where the file has them.
     """
-    frames = named(_frames(path, None, USUAL_KEYS, types), path, unlabelled)
+    frames = named(*_frames(path, None, USUAL_KEYS, types), unlabelled)
     return some(reported(frames, f"frames of {path} read"), path)
+
+
+def frames_of(given, read: Callable = iterate_atoms) -> list:
+    """Return the structures that a public function was given, in any form, as a list.
+
+    Functions that return a list return one result in it for one structure; the others return that
+    result alone, see `is_one`.
+
+    Args:
+      given: `ase.Atoms`, a `Structure`, a row of ASE's databases, or a file, see `read_structures`;
+        or several of these: a list, a tuple, a generator, a trajectory.
+      read: returns the frames of a file.
+    Returns:
+      `ase.Atoms` and structures as they were given, and what `read` returns of files.
+    Raises:
+      TypeError: anything else, which is named.
+      DataError: none at all, or a file that cannot be read.
+    """
+    found = []
+    alone = is_one(given) or isinstance(given, str | Mapping) or not isinstance(given, Iterable)
+    for one in [given] if alone else given:
+        if isinstance(one, str | os.PathLike):
+            found.extend(read(one))
+        elif isinstance(one, ase.Atoms | Structure):
+            found.append(one)
+        elif hasattr(one, "toatoms"):
+            found.append(of_row(one))
+        else:
+            raise TypeError(
+                f"structures must be ase.Atoms, files, or several of them, got {type(one).__name__}"
+            )
+    if not found:
+        raise DataError("there are no structures; give one or more")
+    return found
+
+
+def is_one(given) -> bool:
+    """Test whether what a public function was given is one structure, and not several or a file."""
+    return isinstance(given, ase.Atoms | Structure) or hasattr(given, "toatoms")
 
 
 def missing_label(path: str | os.PathLike, name: str, keys: Keys, format: str | None = None) -> str:
@@ -147,7 +188,7 @@ def missing_label(path: str | os.PathLike, name: str, keys: Keys, format: str | 
     key = getattr(keys, name)
     if (format or _format(path)) != "extxyz":
         return f"no {name} under the key {key!r}"
-    known = ", ".join(sorted(label_candidates(path, name, keys))) or "none"
+    known = ", ".join(sorted(label_candidates(indexed(path)[0], name, keys))) or "none"
     return (
         f"no {name} under the key {key!r}; candidates: {known} (data.{name}_key=KEY, or "
         f"--{name}-key KEY where a run is evaluated)"
@@ -159,6 +200,7 @@ _PEEKED = 10_000  # bytes, within which all formats say what they are
 
 def _format(path: str | os.PathLike) -> str:
     """Return the format of a file by its name, or else by what it begins with."""
+    path, _ = indexed(path)
     name = stem(path, _COMPRESSED).lower()
     for format, known in FORMATS.items():
         if any(fnmatch.fnmatchcase(name, pattern.lower()) for pattern in known.names):
@@ -181,7 +223,7 @@ def _begin(path) -> str:
 
 def stem(path: str | os.PathLike, suffixes=None) -> str:
     """Return the name of a file without the suffixes of compression and format."""
-    name = os.path.basename(path)
+    name = os.path.basename(indexed(path)[0])
     patterns = [pattern[1:] for f in FORMATS.values() for pattern in f.names]
     known = (*_COMPRESSED, *(p for p in patterns if p.startswith(".") and "*" not in p))
     for suffix in known if suffixes is None else suffixes:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import importlib
 import io
+import itertools
 import lzma
 import os
 import stat
@@ -153,12 +154,34 @@ def collected(
     return structures
 
 
-def named(frames: Iterable, path: str | os.PathLike, made: Callable) -> Iterator:
-    """Yield what is `made` of atoms and their `origin`, which errors name; None is left out.
+def indexed(path: str | os.PathLike) -> tuple[str | os.PathLike, slice]:
+    """Return the file that FILE@INDEX names, as ASE spells it, and the slice of its frames.
 
-    Frames are `ase.Atoms`, or functions that return them.
+    A file whose own name has an @ is itself, with all its frames.
     """
-    for number, frame in enumerate(frames):
+    file, at, index = os.fspath(path).rpartition("@")
+    if not at or os.path.exists(path) or not os.path.exists(file):
+        return path, slice(None)
+    try:
+        first, *rest = (int(n) if n.strip() else None for n in index.split(":"))
+        found = slice(first, *rest) if rest else slice(first, first + 1 or None)
+        range(0)[found]  # raises of a step of 0
+    except (TypeError, ValueError) as err:
+        raise DataError(
+            f"{path}: {index!r} is no index of frames; write {file}@0, @-1, @:10 or @2:8:2"
+        ) from err
+    return file, found
+
+
+def named(frames: Iterable, path: str | os.PathLike, index: slice, made: Callable) -> Iterator:
+    """Yield what is `made` of atoms of an index, and their `origin`, which errors name.
+
+    Frames are `ase.Atoms`, or functions that return them; None is left out.
+    """
+    given = [index.start, index.stop, index.step]
+    from_end = any(n is not None and n < 0 for n in given)
+    pairs = [*enumerate(frames)][index] if from_end else itertools.islice(enumerate(frames), *given)
+    for number, frame in pairs:
         if frame is None:
             continue
         origin = f"{path}, frame {number}"

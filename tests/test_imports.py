@@ -56,6 +56,9 @@ INSIDE = {
     "eqfuse.export.folder": {"ops._edges", "ops.backends.llvm", "ops.backends.triton"},
     "eqfuse.export.program": {"models.potential"},
     "eqfuse.jax_md": {"inference.evaluator", "inference.lists"},
+    "eqfuse.md.command": {"data.readers", "inference.commands"},
+    "eqfuse.md.relaxation": {"data.readers"},
+    "eqfuse.md.structures": {"data.readers"},
     "eqfuse.md.simulation": {"inference.evaluator", "inference.lists"},
     "eqfuse.md.steps": {
         f"inference.{name}" for name in ("evaluator", "lists", "network", "programs", "spread")

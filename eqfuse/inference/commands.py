@@ -3,7 +3,9 @@
 import dataclasses
 import math
 import os
+import tempfile
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -17,8 +19,8 @@ from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse import data, models, ops
 from eqfuse.data import Structure
-from eqfuse.data.readers import stem
-from eqfuse.data.readers.ase_files import as_atoms
+from eqfuse.data.readers import indexed, read_with_atoms, stem
+from eqfuse.data.readers.ase_files import as_atoms, keep
 from eqfuse.data.structures import LABELS, counted
 from eqfuse.inference.network import Network, load_networks
 from eqfuse.inference.predict import Predicted, predict
@@ -26,7 +28,7 @@ from eqfuse.ops.info import info
 from eqfuse.runs import command
 from eqfuse.runs.errors import ConfigError
 from eqfuse.runs.files import whole
-from eqfuse.runs.log import warnings_printed
+from eqfuse.runs.log import warn, warnings_printed
 from eqfuse.runs.schema import BACKEND, DISPERSION, POSITIVE, TYPES, setting, word
 from eqfuse.train import load_run
 
@@ -68,7 +70,8 @@ def run_predict(options: Predict):
     if out.exists() and not out.is_file():
         what = "a folder" if out.is_dir() else "a device or a pipe"
         raise data.DataError(f"{out} is {what}; give the name of a file")
-    if out.exists() and options.file.exists() and out.samefile(options.file):
+    source = Path(indexed(options.file)[0])
+    if out.exists() and source.exists() and out.samefile(source):
         raise data.DataError(f"{out} is the file that is read; give another name to write to")
     if not out.parent.is_dir():
         raise data.DataError(f"there is no folder {out.parent}; make it first")
@@ -77,17 +80,16 @@ def run_predict(options: Predict):
     if len(networks) > 1:
         print(f"a committee of {len(networks)} networks: mean and spread")
     keys = label_keys(options, networks[0].metadata["config"]["data"])
-    structures = read_file(options, keys)
+    read = read_file(options, keys)
+    structures = [structure for structure, _ in read]
     format = format_of(out, len(structures))
     start = time.perf_counter()
     with warnings_printed():
         predicted = predict(networks, structures, batch_size=options.batch_size)
     seconds = time.perf_counter() - start
-    frames = [atoms_of(s, p) for s, p in zip(structures, predicted, strict=True)]
     if named := ", ".join(sorted({str(n.dispersion) for n in networks} - {"None"})):
         print(f"with the dispersion {named}, by dftd3 on the CPU")
-        for atoms in frames:
-            atoms.info["dispersion"] = named
+    frames = with_results(read, predicted, keys, **({"dispersion": named} if named else {}))
     write_atoms(out, frames, format)
     atoms = sum(structure.num_atoms for structure in structures)
     done = f"{counted(len(frames), 'frame')} of {counted(atoms, 'atom')} predicted"
@@ -123,15 +125,17 @@ def run_select(options: Select):
             f"{options.runs} is one network, and a spread needs several; train others with "
             f"seeds=4, or fit that of one: eqfuse uncertainty {options.runs}"
         )
-    structures = read_file(options)
+    read = read_file(options)
+    structures = [structure for structure, _ in read]
+    format = format_of(out, min(options.number, len(read)))
     predicted = predict(networks, structures)
     spreads = np.array([p.spread.forces.max() for p in predicted])
     order = np.argsort(-spreads, kind="stable")
     numbers = order[spreads[order] <= options.most][: options.number].tolist()
     if not numbers:
         raise data.DataError(f"the spread of all frames is above most={options.most} eV/Å")
-    format = format_of(out, len(numbers))
-    frames = [atoms_of(structures[k], predicted[k]) for k in numbers]
+    chosen = [read[k] for k in numbers]
+    frames = with_results(chosen, [predicted[k] for k in numbers], data.Keys(), frame=0)
     for atoms, k in zip(frames, numbers, strict=True):
         atoms.info["frame"] = k
     write_atoms(out, frames, format)
@@ -172,10 +176,9 @@ def require_backend(name: str | None = None):
         raise ConfigError(str(error)) from error
 
 
-def read_file(options, keys: data.Keys | None = None) -> list[Structure]:
-    """Read the file of a command's options, whose labels may be missing."""
-    keys = keys or data.Keys()
-    return data.read_structures(options.file, keys=keys, types=options.types, require_labels=False)
+def read_file(options, keys: data.Keys | None = None) -> list[tuple[Structure, ase.Atoms]]:
+    """Read the file of a command's options, whose labels may be missing, and all that it has."""
+    return read_with_atoms(options.file, keys or data.Keys(), options.types)
 
 
 def label_keys(options, trained_on: dict) -> data.Keys:
@@ -189,19 +192,42 @@ def label_keys(options, trained_on: dict) -> data.Keys:
     return data.Keys(**keys)
 
 
-def atoms_of(structure: Structure, predicted: Predicted) -> ase.Atoms:
-    """Return a structure with what is predicted for it, as files have it.
+def with_results(
+    read: Sequence[tuple[Structure, ase.Atoms]], predicted: Sequence[Predicted], keys, **more
+) -> list[ase.Atoms]:
+    """Return the atoms of a file with what is predicted for them, and all that the file has.
 
     Labels are `reference_energy`, `reference_forces` and `reference_stress`; the spread is
     `energy_spread`, `energies_spread`, `forces_spread` and `stress_spread`. Latent charges are
-    `latent_charges`.
+    `latent_charges`. What else the file has under one of these names, or that of a result, gets
+    "input_" before it, which is printed.
+
+    Args:
+      read: what `read_file` returns.
+      keys: the names of the labels in the file.
+      more: what `info` has besides.
     """
+    frames, renamed = [], {}
+    for (structure, given), one in zip(read, predicted, strict=True):
+        atoms, labels = _with_prediction(structure, one), []
+        atoms.info |= more
+        for name in LABELS:
+            if (label := getattr(structure, name)) is not None:
+                (atoms.arrays if name == "forces" else atoms.info)[f"reference_{name}"] = label
+                labels += [name] if getattr(keys, name) == name else []
+        renamed |= keep(atoms, given, labels)
+        frames.append(atoms)
+    if renamed:
+        texts = (f"{name} as {new}" for name, new in renamed.items())
+        print(f"of the file, these are kept under other names: {', '.join(texts)}")
+    if any(atoms.constraints for atoms in frames):
+        print("constraints are kept: ASE's get_forces() shows no forces that they hold")
+    return frames
+
+
+def _with_prediction(structure: Structure, predicted: Predicted) -> ase.Atoms:
+    """Return a structure with what is predicted for it."""
     atoms = as_atoms(structure)
-    for name in LABELS:
-        if (label := getattr(structure, name)) is not None:
-            (atoms.arrays if name == "forces" else atoms.info)[f"reference_{name}"] = label
-    if structure.config_type is not None:
-        atoms.info["config_type"] = structure.config_type
     results = {"energy": predicted.energy}
     results |= {"energies": predicted.energies, "forces": predicted.forces}
     if predicted.stress is not None:
@@ -233,13 +259,48 @@ def format_of(path: str | os.PathLike, frames: int) -> str:
         what = "holds one frame" if known.can_write else "cannot be written"
         raise data.DataError(
             f"{path}: ASE's format {format} {what}, and there are {frames} frames; end its name "
-            "with .xyz or .traj"
+            f"with {_HOLD}"
+        )
+    labelled = ase.Atoms("H")
+    labelled.calc = SinglePointCalculator(labelled, energy=0.5, forces=np.ones((1, 3)))
+    if lost := _lost(labelled, path, format):
+        raise data.DataError(
+            f"{path}: files of ASE's format {format} hold no {' and no '.join(sorted(lost))}; end "
+            f"its name with {_HOLD}"
         )
     return format
 
 
+_HOLD = ".xyz, .traj, .db or .json"
+"""Names of files that hold results."""
+
+
+def _lost(atoms: ase.Atoms, path: Path, format: str) -> set[str]:
+    """Return the names of what atoms have and a file of a format has not, once it is read again."""
+
+    def names(atoms) -> set[str]:
+        results = atoms.calc.results if atoms.calc is not None else {}
+        constraints = ["constraints"] if atoms.constraints else []
+        return {*atoms.info, *atoms.arrays, *results, *constraints}
+
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        copy = Path(folder) / path.name
+        try:
+            ase.io.write(copy, atoms, format=format)
+            return names(atoms) - names(ase.io.read(copy, format=format))
+        except Exception:  # ASE's writers and readers raise many types
+            return {"energy", "forces"}
+
+
 def write_atoms(path: str | os.PathLike, frames: Sequence[ase.Atoms], format: str) -> None:
-    """Write frames to a file, which is complete or not there."""
+    """Write frames to a file, which is complete or not there; warn of what the format drops."""
     path = Path(path)
     with whole(path, path.with_name(f".{path.stem}.partial{path.suffix}")) as part:
         ase.io.write(part, frames, format=format)
+    if format == "extxyz":
+        return
+    kinds = {(*atoms.info, None, *atoms.arrays): atoms for atoms in frames}
+    if lost := set[str]().union(*(_lost(atoms, path, format) for atoms in kinds.values())):
+        names = ", ".join(sorted(lost))
+        warn(f"{path}: ASE's format {format} drops {names}; files named .xyz hold them")

@@ -45,7 +45,8 @@ def main(options: Evaluate):
     networks = load_networks(options.run, backend=options.backend)
     keys = commands.label_keys(options, networks[0].metadata["config"]["data"])
     frames = commands.read_file(options, keys)
-    structures = [structure for structure in frames if not structure.is_isolated_atom]
+    read = [(structure, atoms) for structure, atoms in frames if not structure.is_isolated_atom]
+    structures = [structure for structure, _ in read]
     if not structures:
         raise data.DataError(
             f"{options.file} has isolated atoms only, whose energies are references"
@@ -64,7 +65,7 @@ def main(options: Evaluate):
     rows = error_table(structures, predicted)
     write_whole(folder / SOURCE, f"{options.file.resolve()}\n")
     write_table(folder / "errors.csv", rows)
-    frames = [commands.atoms_of(s, p) for s, p in zip(structures, predicted, strict=True)]
+    frames = commands.with_results(read, predicted, keys)
     commands.write_atoms(folder / "predictions.xyz", frames, "extxyz")
     pairs = []  # with energies relative to the reference energies of the run
     for s, p in zip(structures, predicted, strict=True):

@@ -44,7 +44,9 @@ class Relax(RelaxSettings):
 
     run: str = word("the folder of a run, or a file of its network")
     file: Path = word("a file of atoms")
-    out: Path | None = word("extended XYZ to write; without it, FILE_relaxed.xyz beside FILE", None)
+    out: Path | None = word(
+        "file to write, as of eqfuse predict; without it, FILE_relaxed.xyz beside FILE", None
+    )
 
 
 def main(arguments: list[str]) -> int:
@@ -86,10 +88,13 @@ def relax_main(options: Relax):
     target = options.out or source.with_name(f"{source.stem}_relaxed.xyz")
     if target.exists():
         raise ConfigError(f"{target} exists; remove it, or give another file")
-    from eqfuse.inference import write_atoms
+    from eqfuse.inference.commands import format_of, write_atoms
     from eqfuse.md.relaxation import relax
+    from eqfuse.md.structures import read_frames
 
-    outcomes = relax(options.run, options.file, options)
+    frames = read_frames(options.file, options.types)
+    format = format_of(target, len(frames))
+    outcomes = relax(options.run, frames, options)
     print(f"{'frame':>6}{'atoms':>7}{'steps':>7}{'E (eV)':>16}{'change (eV)':>14}{'F (eV/Å)':>11}")
     for number, outcome in enumerate(outcomes):
         energy = outcome.atoms.get_potential_energy()
@@ -98,7 +103,7 @@ def relax_main(options: Relax):
             f"{number:>6}{len(outcome.atoms):>7}{outcome.steps:>7}{energy:>16.6f}{change:>14.6f}"
             f"{outcome.largest:>11.5f}{'' if outcome.is_relaxed else '  not relaxed'}"
         )
-    write_atoms(target, [outcome.atoms for outcome in outcomes], "extxyz")
+    write_atoms(target, [outcome.atoms for outcome in outcomes], format)
     dispersion = outcomes[0].atoms.info.get("dispersion")
     added = "" if dispersion is None else f", with {dispersion}"
     print(f"{len(outcomes)} structures{added} in {target}")

@@ -11,6 +11,7 @@ from ase.filters import UnitCellFilter
 from ase.optimize import FIRE
 
 from eqfuse.data import DataError, Structure, iterate_atoms, require_apart, species_index
+from eqfuse.data.readers.ase_files import labels_of
 from eqfuse.inference import Calculator
 from eqfuse.md.settings import RelaxSettings
 from eqfuse.md.structures import atoms_of
@@ -74,6 +75,9 @@ def _relax(calculator: Calculator, atoms: ase.Atoms, settings: RelaxSettings) ->
     names = ("energy", "forces", *(["stress"] if atoms.pbc.all() else []))
     results = {name: calculator.get_property(name, atoms) for name in names}
     relaxed = atoms.copy()
+    for name in labels_of(relaxed):
+        relaxed.info.pop(name, None)
+        relaxed.arrays.pop(name, None)
     if calculator.dispersion is not None:
         relaxed.info["dispersion"] = str(calculator.dispersion)
     relaxed.calc = SinglePointCalculator(relaxed, **results)

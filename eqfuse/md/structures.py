@@ -24,7 +24,7 @@ from eqfuse.data import (
     species_index,
 )
 from eqfuse.data.readers import frames_of
-from eqfuse.data.readers.ase_files import as_atoms
+from eqfuse.data.readers.ase_files import as_atoms, keep, labels_of
 from eqfuse.inference import Network
 from eqfuse.md.integrators import State
 from eqfuse.md.settings import Settings
@@ -35,6 +35,7 @@ from eqfuse.runs import CheckpointError, ConfigError, write_table
 TABLE, PICTURE, DISTANCES = "thermo.csv", "thermo.png", "distances.csv"
 REACH, WIDTH = 8.0, 0.05
 """Å: the largest distance, and the width of a bin."""
+_OURS = {"step", "time_fs", "momenta", "masses"}  # of each frame
 _HEAD = (
     "step,time_fs,potential_ev,kinetic_ev,total_ev,temperature_k,conserved_ev,pressure_gpa,"
     "volume_a3\n"
@@ -59,7 +60,10 @@ def structures_of(start, settings: Settings) -> list[ase.Atoms]:
 def atoms_of(start, read: Callable = iterate_atoms) -> list[ase.Atoms]:
     """Return the atoms that a function was given, in any form, see `frames_of`."""
     frames = frames_of(start, read)
-    return [as_atoms(one) if isinstance(one, Structure) else one for one in frames]
+    frames = [as_atoms(one) if isinstance(one, Structure) else one for one in frames]
+    if names := sorted(set[str]().union(*map(labels_of, frames))):
+        print(f"{', '.join(names)} of the start may be labels of its positions, and are not kept")
+    return frames
 
 
 def read_frames(path, types=None, *, last: bool = False) -> list[ase.Atoms]:
@@ -96,7 +100,7 @@ def initial_velocities(atoms: ase.Atoms, temperature: float, seed: int) -> np.nd
 class Member:
     """A structure of a simulation, and the files in its folder.
 
-    Its atoms are without labels and other properties, which would not be those of later frames.
+    Its atoms keep `info` and columns, but no labels, which would not be those of later frames.
     `last` has the values of `COLUMNS` at the last step, with the reference energies, and `sizes`
     the bytes of the files. The first row of the distances, [2, n_bins], sums over frames the pairs
     in each bin for an atom, times the volume of an atom if there is one; the second begins with the
@@ -109,6 +113,9 @@ class Member:
         self._settings = settings
         structure = Structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)
         self.atoms = ase.Atoms(atoms.numbers, atoms.positions, cell=structure.cell, pbc=atoms.pbc)
+        if renamed := keep(self.atoms, atoms, _OURS | labels_of(atoms)):
+            texts = (f"{name} as {new}" for name, new in renamed.items())
+            print(f"of the start, these are kept under other names: {', '.join(texts)}")
         self.species = species_index(atoms.numbers, network.species)
         self._reference = float(network.references[self.species].sum())
         self.masses = np.asarray(atoms.get_masses(), np.float64)
@@ -142,6 +149,8 @@ class Member:
         for name, size in sizes.items():
             os.truncate(path / name, size)
         self._path, self.sizes = path, dict(sizes)
+        first = ase.io.read(path / self._trajectory, 0, format="extxyz")
+        keep(self.atoms, first, {*_OURS, *labels_of(first), *self.atoms.info})
         self.distances, self.last = np.array(distances), last
 
     def record(self, rows, first: int, state: State):

@@ -98,6 +98,21 @@ def _frames(path, format, keys: Keys, types: str | Sequence[str] | None) -> tupl
     return frames(path, **how), path, index
 
 
+def read_with_atoms(
+    path: str | os.PathLike, keys: Keys, types: str | Sequence[str] | None = None
+) -> list[tuple[Structure, ase.Atoms]]:
+    """Return the structures of a file, whose labels may be missing, and the atoms with all it has.
+
+    For keys and types see `read_structures`.
+    """
+
+    def made(atoms: ase.Atoms, origin: str):
+        return of_atoms(atoms, keys, origin=origin), atoms
+
+    frames = named(*_frames(path, None, keys, types), made)
+    return [*some(reported(frames, f"frames of {path} read"), path)]
+
+
 def has_types(path: str | os.PathLike) -> bool:
     """Return whether a file is one of LAMMPS, whose types have no elements."""
     return FORMATS[_format(path)].needs == "types"

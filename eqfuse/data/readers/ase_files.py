@@ -6,7 +6,7 @@ import itertools
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import ase
 import ase.db
@@ -14,6 +14,7 @@ import ase.io
 import numpy as np
 from ase.data import atomic_numbers
 from ase.io.cif import parse_cif
+from ase.io.extxyz import per_atom_properties, per_config_properties
 from ase.io.formats import open_with_compression
 
 from eqfuse.data.readers.format import (
@@ -165,6 +166,43 @@ def unlabelled(atoms: ase.Atoms, origin: str) -> ase.Atoms:
     atoms.calc = None
     atoms.info = {k: v for k, v in atoms.info.items() if not k.startswith(PLAIN)}
     return atoms
+
+
+_RESULTS = {*per_atom_properties, *per_config_properties, "virial", "virials", "hessian"}
+
+
+def keep(made: ase.Atoms, given: ase.Atoms, without: Collection[str] = ()) -> dict[str, str]:
+    """Add the `info`, columns, other results and constraints of given atoms to those made of them.
+
+    What has the name of a result, or of what the made ones have, gets "input_" before it.
+
+    Args:
+      without: names that are left out.
+    Returns:
+      the new names of what has another one now, by its own.
+    """
+    per_frame, _ = properties_of(given)
+    of_atoms = {*given.arrays, *(per_atom_properties if given.calc is not None else ())}
+    taken, renamed = {*made.info, *made.arrays, *_RESULTS}, {}
+    for name, value in {**per_frame, **given.arrays}.items():
+        if name in ("numbers", "positions", *without) or name.startswith(PLAIN) or value is None:
+            continue
+        new = name
+        while new in taken:
+            new = f"input_{new}"
+        renamed |= {name: new} if new != name else {}
+        (made.arrays if name in of_atoms else made.info)[new] = value
+    made.set_constraint(given.constraints)
+    return renamed
+
+
+def labels_of(atoms: ase.Atoms) -> set[str]:
+    """Return the names of `info` and columns that may be labels, which hold for these positions."""
+    per_frame, per_atom = properties_of(atoms)
+    possible = may_be_labels(per_frame, per_atom, len(atoms))
+    found = {k for n, like in possible.items() for k in like if re.search(_WORDS[n], k.lower())}
+    results = atoms.calc.results if atoms.calc is not None else {}
+    return {*found, *results, *(_RESULTS & {*per_frame, *per_atom})}
 
 
 def as_atoms(structure: Structure) -> ase.Atoms:

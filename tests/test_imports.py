@@ -57,8 +57,8 @@ INSIDE = {
     "eqfuse.export.program": {"models.potential"},
     "eqfuse.jax_md": {"inference.evaluator", "inference.lists"},
     "eqfuse.md.command": {"data.readers", "inference.commands"},
-    "eqfuse.md.relaxation": {"data.readers"},
-    "eqfuse.md.structures": {"data.readers"},
+    "eqfuse.md.relaxation": {"data.readers.ase_files"},
+    "eqfuse.md.structures": {"data.readers", "data.readers.ase_files"},
     "eqfuse.md.simulation": {"inference.evaluator", "inference.lists"},
     "eqfuse.md.steps": {
         f"inference.{name}" for name in ("evaluator", "lists", "network", "programs", "spread")

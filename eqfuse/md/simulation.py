@@ -218,6 +218,9 @@ class _Simulation:
         for member, path in self._own_folders():
             member.begin(path)
         self._record(done.rows, 0, 1)
+        if renamed := {k: v for member in self._members for k, v in member.renamed.items()}:
+            texts = ", ".join(f"{name} as {new}" for name, new in renamed.items())
+            print(f"of the start, these are kept under other names: {texts}", flush=True)
         still = done.rows[0, :, COLUMNS.index("force")].max() < _AT_REST
         drawn = settings.temperature and not any(a.get_velocities().any() for a in self._frames)
         if still and drawn and settings.ensemble == "nve" and len(self._frames[0]) > 1:

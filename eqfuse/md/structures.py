@@ -35,7 +35,6 @@ from eqfuse.runs import CheckpointError, ConfigError, write_table
 TABLE, PICTURE, DISTANCES = "thermo.csv", "thermo.png", "distances.csv"
 REACH, WIDTH = 8.0, 0.05
 """Å: the largest distance, and the width of a bin."""
-_OURS = {"step", "time_fs", "momenta", "masses"}  # of each frame
 _HEAD = (
     "step,time_fs,potential_ev,kinetic_ev,total_ev,temperature_k,conserved_ev,pressure_gpa,"
     "volume_a3\n"
@@ -61,7 +60,7 @@ def atoms_of(start, read: Callable = iterate_atoms) -> list[ase.Atoms]:
     """Return the atoms that a function was given, in any form, see `frames_of`."""
     frames = frames_of(start, read)
     frames = [as_atoms(one) if isinstance(one, Structure) else one for one in frames]
-    if names := sorted(set[str]().union(*map(labels_of, frames))):
+    if names := sorted(set[str]().union(*(labels_of(one.copy()) for one in frames))):
         print(f"{', '.join(names)} of the start may be labels of its positions, and are not kept")
     return frames
 
@@ -113,9 +112,6 @@ class Member:
         self._settings = settings
         structure = Structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)
         self.atoms = ase.Atoms(atoms.numbers, atoms.positions, cell=structure.cell, pbc=atoms.pbc)
-        if renamed := keep(self.atoms, atoms, _OURS | labels_of(atoms)):
-            texts = (f"{name} as {new}" for name, new in renamed.items())
-            print(f"of the start, these are kept under other names: {', '.join(texts)}")
         self.species = species_index(atoms.numbers, network.species)
         self._reference = float(network.references[self.species].sum())
         self.masses = np.asarray(atoms.get_masses(), np.float64)
@@ -130,6 +126,8 @@ class Member:
         if (dispersion := network.dispersion) is not None:
             dispersion.of(structure)  # refused where there is none
             self.atoms.info["dispersion"] = str(dispersion)
+        self.atoms.info |= {"step": 0, "time_fs": 0.0}
+        self.renamed = keep(self.atoms, atoms, {"momenta", "masses", *labels_of(atoms)})
         self.last: np.ndarray | None = None
         self.sizes: dict[str, int] = {}
         self.distances = np.zeros((2, round(REACH / WIDTH)))
@@ -150,7 +148,7 @@ class Member:
             os.truncate(path / name, size)
         self._path, self.sizes = path, dict(sizes)
         first = ase.io.read(path / self._trajectory, 0, format="extxyz")
-        keep(self.atoms, first, {*_OURS, *labels_of(first), *self.atoms.info})
+        keep(self.atoms, first, {"momenta", "masses", *labels_of(first), *self.atoms.info})
         self.distances, self.last = np.array(distances), last
 
     def record(self, rows, first: int, state: State):
@@ -169,8 +167,9 @@ class Member:
                 self.add_frame(state)
 
     def frame(self, state: State) -> ase.Atoms:
-        """Return the structure in a state, with velocities, energy and forces."""
-        atoms, count = self.atoms.copy(), len(self.atoms)
+        """Return the structure in a state, with velocities, energy, forces, step and time."""
+        atoms, count, step = self.atoms.copy(), len(self.atoms), int(state.step)
+        atoms.info |= {"step": step, "time_fs": step * self._settings.timestep}
         atoms.positions = state.positions[:count]
         if atoms.pbc.any():
             atoms.cell = state.cell
@@ -182,8 +181,7 @@ class Member:
 
     def add_frame(self, state: State):
         """Add a frame to the trajectory: positions, not wrapped, momenta, energy and forces."""
-        atoms, step = self.frame(state), int(state.step)
-        atoms.info |= {"step": step, "time_fs": step * self._settings.timestep}
+        atoms = self.frame(state)
         text = io.StringIO()
         ase.io.write(text, atoms, format="extxyz")
         data = text.getvalue().encode()

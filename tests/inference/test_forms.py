@@ -44,8 +44,10 @@ SEVERAL = {
     "trajectory": lambda two, folder: ase.io.Trajectory(_written(two, folder, "two.traj")),
     "rows": _database,
     "path": lambda two, folder: _written(two, folder, "two.xyz"),
-    "files": lambda two, folder: [str(_written([a], folder, f"{len(a)}.xyz")) for a in two[:1]]
-    + [_written(two[1:], folder, "other.xyz")],
+    "files": lambda two, folder: (
+        [str(_written([a], folder, f"{len(a)}.xyz")) for a in two[:1]]
+        + [_written(two[1:], folder, "other.xyz")]
+    ),
     "index": lambda two, folder: f"{_written([*two, two[0]], folder, 'three.xyz')}@:2",
     "structures": lambda two, folder: [eqfuse.data.of_atoms(atoms) for atoms in two],
 }

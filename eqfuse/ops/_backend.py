@@ -27,6 +27,8 @@ PRECISIONS = ("ieee", "tf32x3", "tf32")
 TF32X3 = "TF32_TF32_F32_X3"
 """What `jax.default_matmul_precision` calls matmuls of float32 in three products of TF32."""
 
+_ANY_ORDER = "EQFUSE_DETERMINISTIC"
+
 COMPLEX = "complex operands are computed by backend 'e3nn' alone"
 
 
@@ -34,7 +36,7 @@ COMPLEX = "complex operands are computed by backend 'e3nn' alone"
 class Op:
     kind: str  # its name, "linear" for `Linear`
     backend: str
-    why: str  # why it is not what is best here, or ""
+    why: str  # why it is not what is best here, or not repeatable, or ""
     fused: str = ""  # of an op that may be one kernel or several, which, and why
 
 
@@ -65,6 +67,23 @@ def record_fused(text: str) -> None:
     """Record whether the last op runs as one kernel, and the reason."""
     if ops := _recorded.get():
         ops[-1] = dataclasses.replace(ops[-1], fused=text)
+
+
+def is_set(variable: str) -> bool:
+    """Return whether an environment variable is 1, as it is by default, and not 0."""
+    text = os.environ.get(variable) or "1"
+    if text not in ("0", "1"):
+        raise ValueError(f"{variable} must be 0 or 1, got {text!r}")
+    return text == "1"
+
+
+def is_deterministic() -> bool:
+    """Return whether GPUs must repeat results to the bit: unless EQFUSE_DETERMINISTIC is 0.
+
+    Raises:
+      ValueError: EQFUSE_DETERMINISTIC is neither 0 nor 1.
+    """
+    return is_set(_ANY_ORDER)
 
 
 def matmul_precision(name: str | None = None) -> str:
@@ -118,6 +137,8 @@ def resolve(backend: str | None, op: str = "", *arrays, of_e3nn: str = "") -> st
     if op and arrays and (ops := _recorded.get()) is not None:
         best = _best()
         why = "" if name == best else f"not {best}: {why or availability()[best][1]}"
+        if name == "triton" and not is_deterministic():
+            why += f"{why and '; '}gradients on a graph may not repeat: {_ANY_ORDER} is 0"
         ops.append(Op(op, name, why))
     return name
 

@@ -192,7 +192,7 @@ def plans(problem: measured.Problem) -> list[int]:
     form, dtype, rows = problem.op, problem.dtype, problem.num_rows
     if form.has_matrices:
         return [*triton.linear_plans(form, dtype, rows), BY_XLA]
-    return triton.form_plans(form, dtype, rows, problem.num_nodes)
+    return triton.form_plans(form, dtype, rows, problem.num_nodes, problem.deterministic)
 
 
 def by_plan(problem: measured.Problem, plan: int, floats, _, integers) -> list[jax.Array]:

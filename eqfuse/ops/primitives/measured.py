@@ -16,7 +16,6 @@ import hashlib
 import itertools
 import json
 import math
-import os
 import pathlib
 from collections.abc import Callable
 from typing import NamedTuple
@@ -24,6 +23,7 @@ from typing import NamedTuple
 import jax
 
 from eqfuse.ops import _host, _kept
+from eqfuse.ops._backend import is_deterministic, is_set
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.fused import Fused
 
@@ -38,10 +38,7 @@ def is_on() -> bool:
     Raises:
       ValueError: EQFUSE_MEASURE is neither 0 nor 1.
     """
-    text = os.environ.get(VARIABLE) or "1"
-    if text not in ("0", "1"):
-        raise ValueError(f"{VARIABLE} must be 0 or 1, got {text!r}")
-    return text == "1"
+    return is_set(VARIABLE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +48,7 @@ class Problem:
     Attributes:
       op: a fused op; or a form or a linear form, whose kernel has several plans.
       num_rows, num_nodes: powers of two; no nodes where there is no graph.
+      deterministic: its results must repeat to the bit.
     """
 
     op: Fused | Form
@@ -58,10 +56,13 @@ class Problem:
     num_nodes: int
     backend: str
     dtype: str
+    deterministic: bool = True
 
     @classmethod
     def of(cls, op, num_rows: int, num_nodes: int, backend: str, dtype) -> Problem:
-        return cls(op, nearest_power(num_rows), nearest_power(num_nodes), backend, dtype.name)
+        sizes = nearest_power(num_rows), nearest_power(num_nodes)
+        deterministic = not num_nodes or backend != "triton" or is_deterministic()
+        return cls(op, *sizes, backend, dtype.name, deterministic)
 
     @functools.cached_property
     def name(self) -> str:
@@ -75,7 +76,8 @@ class Problem:
             kind = "a product, a Linear" + (" and a gate" if self.op.gate else "")
         where = f"{self.num_rows} rows"
         where = f"{self.num_rows} edges of {self.num_nodes} nodes" if self.num_nodes else where
-        return f"{kind}, {len(form.paths)} paths, {where}, {self.dtype}"
+        order = "" if self.deterministic else ", sums in any order"
+        return f"{kind}, {len(form.paths)} paths, {where}, {self.dtype}{order}"
 
 
 class Result(NamedTuple):

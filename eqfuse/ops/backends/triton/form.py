@@ -1,7 +1,9 @@
 """A form as the text of one Triton kernel, in which a thread holds one channel.
 
 Over rows, a program computes a block of rows and channels. Over a graph, it owns a node, walks its
-edges in order and stores its sums once: nothing is added atomically, and results are repeatable.
+edges in order and stores its sums once: nothing is added atomically, and results are repeatable. A
+plan that the user allows is an exception: receivers own all edges, read their rows once, and add to
+the rows of senders atomically (`tasks`).
 
 For example, messages x (32 scalars of the sender) times y (a vector of the edge) times weights,
 summed over the edges of a receiver. A thread has a channel, `lane`; the sender of the next edge is
@@ -92,8 +94,8 @@ class FormKernel:
     """A kernel that computes some outputs of a form.
 
     It is called with `inputs`, `index_arrays`, the outputs so far of `continued`, and the scalars.
-    An output in `partial` has a leading axis of `channel_blocks`, to be summed. Outputs that are
-    not finished are in float32 or better.
+    What has no output so far is zeros. An output in `partial` has a leading axis of
+    `channel_blocks`, to be summed. Outputs that are not finished are in float32 or better.
     """
 
     spec: KernelSpec
@@ -120,7 +122,9 @@ class TaskEmitter(Emitter):
         self.real = "tl.float64" if task.dtype == "float64" else "tl.float32"
         written = {o for o, _ in task.written}
         self.outputs = tuple(sorted(written))
-        self.continued = tuple(sorted(written & {o for o, _ in task.accumulated}))
+        owned = {Index.ROW, task.reduce_over}
+        self.added = {o for o in written if self.form.outputs[o].index not in owned}  # atomically
+        self.continued = tuple(sorted(written & {o for o, _ in task.accumulated} | self.added))
         reduces = task.all_channels or any(not self.form.outputs[o].channels for o in self.outputs)
         self.lanes, self.channel_blocks = blocks(self.form, reduces)
         self.partial = tuple(
@@ -139,6 +143,7 @@ class TaskEmitter(Emitter):
     def index_arrays(self) -> tuple[str, ...]:
         """Return the index arrays from an edge to rows of operands, and the edge order."""
         operands = [self.form.inputs[i] for i in self.inputs]
+        operands += [self.form.outputs[o] for o in self.outputs]
         others = {o.index for o in operands if o.index.is_node} - {self.task.reduce_over}
         return tuple(sorted(f"{i.value}s" for i in others)) + self.task.reduce_over.edge_arrays
 
@@ -201,7 +206,7 @@ class TaskEmitter(Emitter):
     def _store(self, o: int, number: int, has_value: bool = True):
         operand = self.form.outputs[o]
         segment = operand.segments[number]
-        is_continued = (o, number) in self.task.accumulated
+        is_continued = (o, number) in self.task.accumulated and o not in self.added
         if is_continued:  # all warps read in place what one of them writes
             for component in range(segment.dim):
                 row = f"{operand.name}_before_row"
@@ -214,7 +219,10 @@ class TaskEmitter(Emitter):
             if is_continued:
                 value = f"before_{component} + {value}"
             mask = f", mask={mask}" if mask else ""
-            self.emit(f"tl.store({operand.name}_row + {place}, {value}{mask})")
+            if o in self.added:
+                mask += ", sem='relaxed'"
+            function = "tl.atomic_add" if o in self.added else "tl.store"
+            self.emit(f"{function}({operand.name}_row + {place}, {value}{mask})")
 
     # the kernel
 
@@ -227,7 +235,7 @@ class TaskEmitter(Emitter):
         of_nodes = not self.over_rows and (of_rows or indices)
         scalars += ["num_nodes"] * bool(self.ends() or of_nodes)
         sums = self.real.removeprefix("tl.")
-        unfinished = {*self.partial, *self.task.shared}
+        unfinished = {*self.partial, *self.task.shared, *self.added}
         inputs = {form.inputs[i].name: self.task.dtype for i in self.inputs}
         inputs |= dict.fromkeys(arrays, "int32")
         inputs |= {f"{form.outputs[o].name}_before": sums for o in self.continued}
@@ -272,7 +280,7 @@ class TaskEmitter(Emitter):
 
     def _zero_dropped_rows(self):
         """Write zeros for edges of no node, which are behind all in the order: the last node's."""
-        of_rows = [o for o in self.outputs if not self._owned(self.form.outputs[o])]
+        of_rows = [o for o in self.outputs if self.form.outputs[o].index is Index.ROW]
         if not of_rows:
             return
         owner, (order, ptr) = self.task.reduce_over.value, self.task.reduce_over.edge_arrays
@@ -408,7 +416,7 @@ class TaskEmitter(Emitter):
         for o, segment in whole:
             self._store(o, segment)
         for o, segment in sorted(self.task.zero_segments):
-            if o in per_row:
+            if o in per_row and o not in self.added:
                 self._store(o, segment, has_value=False)
 
     def _vectors(self, path: Path) -> int:
@@ -483,16 +491,20 @@ def unsupported_reason(form: Form, dtype: str) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def kernels(form: Form, dtype: str, edge_lanes: int = 1) -> tuple[FormKernel, ...]:
+def kernels(form: Form, dtype: str, edge_lanes: int = 1, atomic=False) -> tuple[FormKernel, ...]:
     """Return the kernels that together compute a form in one dtype, in the order to run."""
-    return tuple(TaskEmitter(task).kernel() for task in tasks(form, dtype, edge_lanes))
+    return tuple(TaskEmitter(task).kernel() for task in tasks(form, dtype, edge_lanes, atomic))
 
 
 @functools.lru_cache(maxsize=1024)
-def tasks(form: Form, dtype: str, edge_lanes: int = 1) -> tuple[Task, ...]:
-    """Return the tasks of the kernels of a form."""
+def tasks(form: Form, dtype: str, edge_lanes: int = 1, atomic: bool = False) -> tuple[Task, ...]:
+    """Return the tasks of the kernels of a form.
+
+    With `atomic`, programs of receivers compute all outputs, and rows of senders are added to.
+    """
     found, accumulated = [], set()
-    for reduce_over, outputs in reductions(form).items():
+    by_receiver = {Index.RECEIVER: [*range(len(form.outputs))]}
+    for reduce_over, outputs in (by_receiver if atomic else reductions(form)).items():
         part = [p for p in form.paths if p.output.operand in outputs]
         groups = ordered_groups(Form(form.inputs, form.outputs, tuple(part)))
         chunks = _chunks(form, reduce_over, groups, dtype)

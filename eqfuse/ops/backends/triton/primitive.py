@@ -11,7 +11,7 @@ from eqfuse.ops.backends.triton import form as plan
 from eqfuse.ops.backends.triton import linear
 from eqfuse.ops.backends.triton.runtime import lower_gpu
 from eqfuse.ops.backends.triton.spec import KernelSpec
-from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.form import Form, Index
 
 launch_p = Primitive("eqfuse_launch")
 launch_p.multiple_results = True
@@ -56,13 +56,20 @@ for _platform in ("cuda", "rocm"):
     mlir.register_lowering(launch_p, _lower, platform=_platform)
 
 
-def form_plans(form: Form, dtype: str, num_rows: int, num_nodes: int) -> list[int]:
-    """Return how many edges at a time the kernels of a form may have; what the rule says first."""
+def form_plans(
+    form: Form, dtype: str, num_rows: int, num_nodes: int, deterministic: bool = True
+) -> list[int]:
+    """Return how many edges at a time the kernels of a form may have; what the rule says first.
+
+    Negative ones are of kernels that add the rows of senders atomically, where these are outputs.
+    """
     rule = _lanes(form, dtype, num_rows, num_nodes)
     if not form.on_graph or dtype == "float64":  # whose kernels have no registers left
         return [rule]
     texts = {plan.kernels(form, dtype, lanes): lanes for lanes in (*LANES, rule)}  # each once
-    return [rule, *(lanes for lanes in texts.values() if lanes != rule)]
+    atomic = not deterministic and any(o.index is Index.SENDER for o in form.outputs)
+    added = sorted({-1, -rule}) if atomic else []
+    return [rule, *(lanes for lanes in texts.values() if lanes != rule), *added]
 
 
 def _lanes(form: Form, dtype: str, num_rows: int, num_nodes: int) -> int:
@@ -82,20 +89,21 @@ def run_form(form: Form, inputs, indices, num_rows: int, num_nodes: int, lanes: 
     results: dict[int, jax.Array] = {}
     dtype = inputs[0].dtype.name
     lanes = lanes or _lanes(form, dtype, num_rows, num_nodes)
-    for kernel in plan.kernels(form, dtype, lanes):
+    for kernel in plan.kernels(form, dtype, abs(lanes), atomic=lanes < 0):
         arrays = [inputs[i] for i in kernel.inputs]
         arrays += [indices[name] for name in kernel.index_arrays]
         aliases = tuple(
             (len(arrays) + n, kernel.outputs.index(o)) for n, o in enumerate(kernel.continued)
         )
-        shapes = (form.shape(form.outputs[o], num_rows, num_nodes) for o in kernel.outputs)
+        shapes = {o: form.shape(form.outputs[o], num_rows, num_nodes) for o in kernel.outputs}
+        shapes |= {o: (kernel.channel_blocks, *shapes[o]) for o in kernel.partial}
+        types = dict(zip(kernel.outputs, kernel.spec.output_dtypes, strict=True))
+        for o in set(kernel.continued) - set(results):
+            results[o] = jnp.zeros(shapes[o], types[o])
         written = launch(
             kernel.spec,
             [*arrays, *(results[o] for o in kernel.continued)],
-            [
-                (kernel.channel_blocks, *shape) if o in kernel.partial else shape
-                for o, shape in zip(kernel.outputs, shapes, strict=True)
-            ],
+            list(shapes.values()),
             [sizes[name] for name in kernel.spec.scalars],
             kernel.grid(num_rows, num_nodes),
             aliases,

@@ -35,8 +35,8 @@ def graph_tensor_product(
 
     On a GPU this is one kernel, and its backward pass one kernel (two or three in float64, or for
     l = 3), and no product of an edge is written to memory; sums are the same bit for bit in every
-    run, unless EQFUSE_DETERMINISTIC is 0. Where x and y both have several channels, the products of the edges are written to memory
-    and summed by XLA, in an order that is not fixed on a GPU.
+    run, unless EQFUSE_DETERMINISTIC is 0. Where x and y both have several channels, the products of
+    the edges are written to memory and summed by XLA, in an order that is not fixed on a GPU.
 
     Args:
       x: node features, IrrepsArray [num_nodes, irreps_x]; or irreps, to get those of the output.

@@ -119,20 +119,6 @@ def test_rows_are_grouped_by_interval_in_their_order():
 
 
 @pytest.mark.parametrize(
-    ("arrays", "error_type", "message"),
-    [
-        (([0, 1], [0]), ValueError, r"vectors of one length, got shapes \(2,\) and \(1,\)"),
-        (([0, 5], [0, 1]), ValueError, r"senders must be in \[0, 5\), got 0 to 5"),
-        (([0, 1], [-1, 1]), ValueError, r"receivers must be in \[0, 5\), got -1 to 1"),
-        (([0.0, 1.0], [0, 1]), TypeError, "senders must be integers, got float64"),
-    ],
-)
-def test_edges_that_do_not_fit_are_refused(arrays, error_type, message):
-    with pytest.raises(error_type, match=message):
-        ops.Edges.from_arrays(*map(np.array, arrays), 5)
-
-
-@pytest.mark.parametrize(
     ("backend", "mul"), [("llvm", 1), ("llvm", 5), ("llvm", 33), ("xla", 5), ("e3nn", 5)]
 )
 def test_nodes_that_only_send_have_no_rows(x64, backend, mul):

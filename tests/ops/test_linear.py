@@ -192,18 +192,6 @@ def test_leading_axes_and_vmap(backend):
 
 
 X = e3nn.IrrepsArray("2x0e+1o", jnp.ones((ROWS, 5)))
-REFUSED = {
-    "no-index": ({"num_indexed_weights": 2}, (X,), "index is needed with num_indexed_weights"),
-    "precision": ({"input_precision": "half"}, (X,), "input_precision 'half' is unknown"),
-    "biases": ({"biases": "2x0e"}, (X,), "biases must be True, False, or one of them for each"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_errors_name_what_is_wrong(name):
-    options, args, message = REFUSED[name]
-    with pytest.raises(ValueError, match=message):
-        ops.Linear("4x0e", backend="xla", **options).init(jax.random.key(0), *args)
 
 
 def test_the_configured_normalisation_holds():
@@ -218,16 +206,6 @@ def test_the_configured_normalisation_holds():
             assert jax.tree.all(jax.tree.map(np.array_equal, found, params))
     finally:
         e3nn.config("path_normalization", default)
-
-
-def test_errors_of_functions():
-    x = e3nn.normal("2x0e", jax.random.key(0), (3,))
-    with pytest.raises(ValueError, match="index and weights exclude each other"):
-        ops.linear(x, {}, "0e", weights=jnp.ones((3, 2)), index=jnp.zeros(3, int))
-    with pytest.raises(ValueError, match=r"of one n_in are needed, got \[\(3, 2\), \(2, 2\)\]"):
-        ops.grouped_dense(jnp.zeros((2, 3)), [jnp.zeros((3, 2)), jnp.zeros((2, 2))])
-    with pytest.raises(ValueError, match=r"x must be \[rows, 3\] or \[rows, 6\]"):
-        ops.grouped_dense(jnp.zeros((2, 4)), [jnp.zeros((3, 2))] * 2)
 
 
 def test_ours_in_the_place_of_e3nns_do_not_call_themselves(monkeypatch):

@@ -1,4 +1,6 @@
-"""All products against e3nn-jax: value, derivatives, half precision, irreps, errors.
+"""All products against e3nn-jax: value, derivatives, half precision, irreps.
+
+Errors: test_refused.py.
 
 A kind is an op: its cases, and those of them that run natively by default, four of them on Triton
 and the first on XLA too. A case that asks something new of an op or of a kernel belongs to these.
@@ -14,7 +16,7 @@ import pytest
 
 from eqfuse import ops
 from tests.ops import cases, tiers
-from tests.ops.cases import CHANNELWISE, ELEMENTWISE, SMALL, TENSOR_PRODUCT
+from tests.ops.cases import CHANNELWISE, ELEMENTWISE, TENSOR_PRODUCT
 from tests.ops.parity import (
     BACKENDS,
     assert_one_rounding,
@@ -140,86 +142,6 @@ def test_channelwise_irreps_are_sorted_and_merged(name, backend):
     assert repr(found.irreps) == repr(case.irreps_out)
     given = ops.channelwise_tensor_product(x.irreps, str(y.irreps), **case.options)
     assert repr(given) == repr(case.irreps_out)
-
-
-X = e3nn.IrrepsArray("2x1o", jnp.ones((4, 6)))
-SIX, FIVE = (e3nn.IrrepsArray("2x1o", jnp.ones((n, 6))) for n in (6, 5))
-Y, SCALARS = e3nn.IrrepsArray("0e+1o", jnp.ones((4, 4))), e3nn.IrrepsArray("0e", np.ones((6, 1)))
-PAIR = e3nn.IrrepsArray("2x0e+2x1o", np.ones((4, 8), np.float32))
-W, INDEX = np.ones((3, 5, 2), np.float32), np.zeros(4, int)  # 1 + 2 + 2 paths to 0e
-EDGES, INTERVALS = SMALL.edges(), ops.group_by_interval(jnp.zeros(6, jnp.int32), 4)
-ONES = jnp.ones((6, 6))
-UNKNOWN = {"irrep_normalization": "unit"}, "'unit' is not supported; choose 'component'"
-CUDA = {"backend": "cuda"}, "backend 'cuda' is unknown; choose one of triton"
-COMPLEX = {}, "backend 'xla' is for real numbers: complex"
-
-
-def tables(*shape):
-    return [jnp.ones(shape)]
-
-
-# of each op: arguments, keywords, and what the message says
-REFUSED = {
-    ops.tensor_product: [
-        ((X, X[:3]), {}, r"\(4,\).*\(3,\)"),
-        ((X, X), *UNKNOWN),
-        ((X, X * 1j), *COMPLEX),
-        ((X, X), *CUDA),
-    ],
-    ops.graph_tensor_product: [
-        ((FIVE, SCALARS), {}, r"needs edges: eqfuse.ops.Edges.from_arrays makes them"),
-        ((X, SCALARS, None, EDGES), {}, r"x must be \[5 nodes, 2x1o\], got shape \(4, 6\)"),
-        ((FIVE, SCALARS[:2], None, EDGES), {}, r"y must be \[6 edges, 1x0e\], or one .* \(2, 1\)"),
-        ((FIVE, SCALARS, np.ones((6, 3)), EDGES), {}, r"\[6 edges, 2 irreps of 2x1o\].* \(6, 3\)"),
-        ((FIVE, SCALARS, np.ones(6), EDGES), {}, r"\[6 edges, 2 irreps of 2x1o\], or 1 .* \(6,\)"),
-        ((FIVE * 1j, SCALARS, None, EDGES), *COMPLEX),
-    ],
-    ops.elementwise_tensor_product: [
-        ((X, X[:3]), {}, r"\(4,\).*\(3,\)"),
-        ((X, X[:, :3]), {}, r"of irreps, got 2 \(2x1o\) and 1 \("),
-        (("2x1o", "1o"), {}, r"same number of irreps, got 2 \(2x"),
-        ((X, X), *UNKNOWN),
-        ((X, X), *CUDA),
-    ],
-    ops.channelwise_tensor_product: [
-        ((X, X[:3]), {}, r"\(4,\).*\(3,\)"),
-        ((X, X[:, :3]), {}, "same multiplicity, got 2x1o and 1x1o"),
-        (("2x1o+0e", "2x1o"), {}, r"got 2x1o\+1x0e and 2x1o"),
-        ((X, X, EDGES), {}, r"x must be \[6 edges, 2x1o\], got"),
-        ((X[:1], X, EDGES), {}, r"x must be \[6 edges"),
-        ((SIX, SIX, EDGES), {}, r"y must be \[5 nodes, 2x1o\], got"),
-        ((X, X), {"weights": jnp.ones(6)}, "weights are for a product on a graph, with edges"),
-        ((SIX, FIVE, EDGES), {"weights": jnp.ones(4)}, r"\[6 irreps of .*\], got shape \(4,\)"),
-        ((X, X), *UNKNOWN),
-        ((X, X), *CUDA),
-    ],
-    ops.interpolate: [
-        (([], INTERVALS, ONES), {}, r"\[4 intervals, order, width\] of order 6, got.*\[\]"),
-        ((tables(3, 6, 2), INTERVALS, ONES), {}, r"got shapes \[\(3, 6, 2\)\]"),
-        ((tables(4, 5, 2), INTERVALS, ONES), {}, r"order 6, got shapes \[\(4, 5, 2\)\]"),
-        ((tables(4, 6, 2), INTERVALS, ONES[:5]), {}, r"\[6 rows, order\], got shape \(5, 6\)"),
-    ],
-    ops.symmetric_contraction: [
-        ((PAIR, W[:, :4], INDEX), {}, r"\[num_indices, 5 paths, 2 channels\], got .*\(3, 4, 2\)"),
-        ((PAIR, W[0, 1:]), {}, r"\[..., 5 paths, 2 channels\], got shape \(4, 2\)"),
-        ((PAIR, W, INDEX.astype(float)), {}, "index must hold integers, got float"),
-        ((PAIR, W, INDEX), {"irreps_out": "3x0e"}, r"one multiplicity.*2x0e\+2x1o and 3x0e"),
-        ((PAIR[:, :5], W, INDEX), {}, r"one multiplicity.*2x0e\+1x1o and 2x0e"),
-        ((PAIR, W, INDEX), {"irreps_out": "2x0o"}, "0o, which no symmetric product of up to 3"),
-        ((PAIR, W, INDEX), {"correlation": 0}, "correlation must be at least 1, got 0"),
-        ((PAIR, W, INDEX), *CUDA),
-    ],
-}
-
-
-@pytest.mark.parametrize("op", REFUSED, ids=lambda op: op.__name__)
-def test_errors_name_what_is_wrong(op):
-    options = {"backend": "xla"}
-    if op is ops.symmetric_contraction:
-        options |= {"irreps_out": "2x0e", "correlation": 3}
-    for arguments, keywords, message in REFUSED[op]:
-        with pytest.raises(ValueError, match=message):
-            op(*arguments, **options | keywords)
 
 
 def test_the_square_of_a_vector_by_hand():

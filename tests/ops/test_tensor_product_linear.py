@@ -65,24 +65,6 @@ def test_without_edges_only_the_skip_is_left(backend):
     np.testing.assert_allclose(got, e3nn.gate(skip).array, rtol=1e-5, atol=1e-6)
 
 
-def test_errors():
-    problem = Problem(CASES["graph-gate-skip"], np.float32)
-    x, y, weights, edges, _, skip = problem.arguments(problem.arrays)
-
-    def init(*operands, **options):
-        module = TensorProductLinear("3x0e", backend="xla", **options)
-        return module.init(jax.random.key(0), *operands)
-
-    with pytest.raises(ValueError, match=r"skip must be \[5, 3x0e\]"):
-        init(x, y, weights, edges, None, skip, filter_ir_out=["0e", "0o", "1o"])
-    with pytest.raises(ValueError, match="give edges as well"):
-        init(x, y, weights)
-    with pytest.raises(ValueError, match="index is needed with num_indexed_weights"):
-        init(x, x, None, None, jnp.zeros(NODES, int))
-    with pytest.raises(ValueError, match="input_precision 'half' is unknown"):
-        init(x, x, input_precision="half")
-
-
 @pytest.mark.slow
 def test_the_example_of_a_fused_layer_runs(capsys):
     """With e3nn's parameters; its largest difference from e3nn is of float32."""

@@ -144,11 +144,6 @@ def test_forms_that_do_not_fit_are_refused(inputs, output, terms, message):
         Form(inputs, (output,), (path,))
 
 
-def test_products_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match=r"same number of irreps, got 2 \(2x1o\) and 1 \(1x1o\)"):
-        products.elementwise_tensor_product(e3nn.Irreps("2x1o"), e3nn.Irreps("1o"), None, "none")
-
-
 def test_derivatives_of_a_matrix():
     """The derivatives of z = x w / 2 are dx = dz wT / 2 and dw = xT dz / 2."""
     x, z = (Operand(n, 3 * m, (Segment.mul_ir(0, m, 3),), True) for n, m in (("x", 2), ("z", 4)))

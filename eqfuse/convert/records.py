@@ -279,7 +279,7 @@ class _Unpickler(pickle._Unpickler):
     def persistent_load(self, pid):
         """Return the storage that the pickle names: ("storage", class, key, device, count)."""
         _, storage, key, _, count, *_ = pid
-        if not isinstance(key, str):
+        if not isinstance(key, str | int):  # a number in packages
             raise ConvertError("a storage has no name: it is no network")
         if key not in self._storages:
             kind = storage.kind.rpartition(".")[2]

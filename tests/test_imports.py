@@ -56,6 +56,7 @@ INSIDE = {
     "eqfuse.export.folder": {"ops._edges", "ops.backends.llvm", "ops.backends.triton"},
     "eqfuse.export.program": {"models.potential"},
     "eqfuse.jax_md": {"inference.evaluator", "inference.lists"},
+    "eqfuse.distill.sampling": {"data.readers.ase_files", "data.remarks"},
     "eqfuse.md.command": {"data.readers", "inference.commands"},
     "eqfuse.md.relaxation": {"data.readers.ase_files"},
     "eqfuse.md.structures": {"data.readers", "data.readers.ase_files"},

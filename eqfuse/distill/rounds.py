@@ -23,7 +23,7 @@ import eqfuse
 from eqfuse.certify.properties import closeness, is_dense
 from eqfuse.distill import sampling
 from eqfuse.distill.certificate import certify
-from eqfuse.distill.sampling import RATTLE, RATTLED, STRAIN, Limits, cells_of
+from eqfuse.distill.sampling import RATTLE, RATTLED, STRAIN, Limits, cells_of, not_sampled
 from eqfuse.distill.settings import KINDS, SETTINGS, Distill
 from eqfuse.distill.student import errors_of, fast_enough, train, words_of
 from eqfuse.distill.teacher import labelled, open_teacher
@@ -62,6 +62,8 @@ class Distillation:
         file = folder / "distill" / "start.traj" if folder else settings.start
         words_of(settings.student or "")
         starts, defects = read_frames(file), settings.defects or ()
+        if folder is None and (names := not_sampled(starts)):
+            warn(f"{file}: {names} of the start are not kept, and all atoms move")
         self.cells = cells_of(starts, settings.atoms, defects, settings.seed)
         self.starts, self.timed = cells_of(starts, 0), cells_of(starts, _TIMED)[0]
         self.teacher = open_teacher(settings.teacher, python=settings.python, head=settings.head)

@@ -9,6 +9,8 @@ from ase.data import chemical_symbols
 
 from eqfuse.certify.properties import closeness, is_dense
 from eqfuse.data import DataError
+from eqfuse.data.readers.ase_files import HELD, unread_names
+from eqfuse.data.remarks import APERIODIC, remarks_of
 from eqfuse.distill.teacher import labelled
 from eqfuse.inference import Network, predict
 from eqfuse.md.langevin import langevin, timestep_of
@@ -65,6 +67,17 @@ class Limits(NamedTuple):
         volume = frame.get_volume() / len(frame) if is_dense(frame) else self.volume[0]
         ok = self.volume[0] <= volume <= self.volume[1]
         return "" if ok else f"a volume of {volume:.3g} Å³ per atom"
+
+
+def not_sampled(starts: Sequence[ase.Atoms]) -> str:
+    """Return the names of what starts have, and `cells_of` them have not."""
+    found = []
+    for atoms in starts:
+        has = ("masses", atoms.has("masses")), ("velocities", atoms.has("momenta"))
+        found += [name for name, is_there in (*has, ("constraints", atoms.constraints)) if is_there]
+        found += [n for what in ("velocities", HELD) for n in unread_names(atoms, what)]
+        found += [name for name in remarks_of(atoms) if name != APERIODIC]
+    return ", ".join(dict.fromkeys(found))
 
 
 def cells_of(starts: Sequence[ase.Atoms], atoms: int, defects=(), seed: int = 0):

@@ -42,6 +42,11 @@ class Settings:
     replicas: int = setting(1, "simulations of each structure; the k-th has seed + k", POSITIVE)
     frames: Literal["last", "all"] = setting("last", "of START: the last one, or all in one batch")
     types: tuple[str, ...] | None = setting(None, TYPES)
+    velocities: Literal["A/fs", "A/ps", "bohr/aut", "drawn"] | None = setting(
+        None,
+        "unit of a column vel, velo or velocities of START: A/fs in GPUMD and QUIP, A/ps in metal "
+        "units of LAMMPS, bohr/aut in i-PI; drawn: it is not read",
+    )
     seed: int = setting(0, "of drawn velocities and of noise", NOT_NEGATIVE)
     save_every: int = setting(100, "steps between frames of the trajectory", POSITIVE)
     trajectory: Literal["xyz", "xyz.gz"] = setting("xyz", "plain or compressed; ASE reads either")

@@ -24,7 +24,7 @@ from eqfuse.data import (
     species_index,
 )
 from eqfuse.data.readers import frames_of
-from eqfuse.data.readers.ase_files import as_atoms, keep, labels_of
+from eqfuse.data.readers.ase_files import HELD, as_atoms, keep, labels_of, unread_names
 from eqfuse.inference import Network
 from eqfuse.md.integrators import State
 from eqfuse.md.settings import Settings
@@ -45,6 +45,9 @@ def structures_of(start, settings: Settings) -> list[ase.Atoms]:
     """Return the structures that are simulated: `settings.replicas` of each."""
     last = settings.frames == "last"
     frames = atoms_of(start, partial(read_frames, types=settings.types, last=last))
+    if names := sorted({name for one in frames for name in unread_names(one, "masses")}):
+        print(f"{', '.join(names)} of the start may be masses: the column masses alone is read")
+    frames = [_with_velocities(atoms, settings.velocities) for atoms in frames]
     if settings.replicas > 1 and settings.ensemble in ("nve", "nose-hoover"):
         for number, atoms in enumerate(frames):
             if atoms.get_velocities().any() or settings.temperature == 0:
@@ -56,12 +59,40 @@ def structures_of(start, settings: Settings) -> list[ase.Atoms]:
     return [atoms for atoms in frames for _ in range(settings.replicas)]
 
 
+_UNITS = {"A/fs": 1 / units.fs, "A/ps": 1e-3 / units.fs, "bohr/aut": units.Bohr / units.AUT}
+
+
+def _with_velocities(atoms: ase.Atoms, unit: str | None) -> ase.Atoms:
+    """Return atoms with the velocities of a column that has another name, in a unit.
+
+    Raises:
+      DataError: no unit is given, and the atoms have no momenta.
+    """
+    names = unread_names(atoms, "velocities")
+    if not names or unit == "drawn" or (unit is None and atoms.has("momenta")):
+        return atoms
+    has = {**atoms.info, **atoms.arrays}
+    values = np.column_stack([has[name] for name in sorted(names)])
+    if unit is None or values.shape != (len(atoms), 3):
+        raise DataError(
+            f"{', '.join(names)} of the start may be velocities, whose unit is not known: give "
+            f"velocities= {', '.join(_UNITS)} of one column, or velocities=drawn, or write momenta"
+        )
+    atoms = atoms.copy()
+    atoms.set_velocities(values * _UNITS[unit])
+    for name in names:
+        (atoms.arrays if name in atoms.arrays else atoms.info).pop(name)
+    return atoms
+
+
 def atoms_of(start, read: Callable = iterate_atoms) -> list[ase.Atoms]:
     """Return the atoms that a function was given, in any form, see `frames_of`."""
     frames = frames_of(start, read)
     frames = [as_atoms(one) if isinstance(one, Structure) else one for one in frames]
     if names := sorted(set[str]().union(*(labels_of(one.copy()) for one in frames))):
         print(f"{', '.join(names)} of the start may be labels of its positions, and are not kept")
+    if names := sorted({name for one in frames for name in unread_names(one, HELD)}):
+        print(f"{', '.join(names)} of the start may be {HELD}: they move, as only constraints hold")
     return frames
 
 

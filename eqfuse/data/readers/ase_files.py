@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import json
 import os
 import re
 import warnings
@@ -191,9 +192,20 @@ def keep(made: ase.Atoms, given: ase.Atoms, without: Collection[str] = ()) -> di
         while new in taken:
             new = f"input_{new}"
         renamed |= {name: new} if new != name else {}
-        (made.arrays if name in of_atoms else made.info)[new] = value
+        (made.arrays if name in of_atoms else made.info)[new] = _writable(value)
     made.set_constraint(given.constraints)
     return renamed
+
+
+def _writable(value):
+    """Return a value, or its text if extended XYZ would leave it out."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return " ".join(str(value).split())
+    return value
 
 
 def labels_of(atoms: ase.Atoms) -> set[str]:
@@ -203,6 +215,27 @@ def labels_of(atoms: ase.Atoms) -> set[str]:
     found = {k for n, like in possible.items() for k in like if re.search(_WORDS[n], k.lower())}
     results = atoms.calc.results if atoms.calc is not None else {}
     return {*found, *results, *(_RESULTS & {*per_frame, *per_atom})}
+
+
+_IS_VELOCITY = r"(atom(ic)?|initial)?(v|velo?|veloc\w*)[xyz]?"
+_IS_HELD = (
+    r"(is|to|atom)*(fix|fixed|freeze|frozen|movable|moving|mobile|immobile|movemask)(atom|mask)*"
+)
+HELD = "atoms that are held"
+_OTHER_NAMES = {"velocities": _IS_VELOCITY, "masses": r"(atom(ic)?)?mass?e?", HELD: _IS_HELD}
+
+
+def unread_names(atoms: ase.Atoms, what: str) -> list[str]:
+    """Return the names that may be "velocities", "masses" or `HELD` in another spelling."""
+
+    def fits(name: str, value) -> bool:
+        key, shape = plain(name), np.shape(value)
+        if not re.fullmatch(_OTHER_NAMES[what], key) or name in ("masses", "move_mask"):
+            return False
+        is_column = shape == (len(atoms),) and (what == "masses" or key[-1] in "xyz")
+        return what == HELD or is_column or (what == "velocities" and shape == (len(atoms), 3))
+
+    return [name for name, value in {**atoms.info, **atoms.arrays}.items() if fits(name, value)]
 
 
 def as_atoms(structure: Structure) -> ase.Atoms:

@@ -117,7 +117,10 @@ def _dump(text: list[str], types: Sequence[int]) -> ase.Atoms:
         values = dict(zip(columns, zip(*table, strict=True), strict=True))
         symbols = [chemical_symbols[z] for z in _elements(values, types)]
         read = _PLACES | (_IN_UNITS if units else set())
-        values = {"element": symbols} | {k: v for k, v in values.items() if k in read}
+        given, values = (
+            values,
+            {"element": symbols} | {k: v for k, v in values.items() if k in read},
+        )
         parts = {name: items[head[name]] for name in _ITEMS[:2]} | {bounds: items[bounds]}
         atoms_of = [" ".join(row) + "\n" for row in zip(*values.values(), strict=True)]
         parts[f"ATOMS {' '.join(values)}"] = atoms_of
@@ -130,6 +133,8 @@ def _dump(text: list[str], types: Sequence[int]) -> ase.Atoms:
     atoms.info.clear()  # the step
     if atoms.calc is not None:
         del atoms.calc.results["energy"]  # ASE's zero
+    for name in sorted(_IN_UNITS & set(given) - set(values)):  # of unknown units, as columns
+        atoms.arrays[name] = np.array(given[name], float)
     return atoms
 
 
@@ -172,8 +177,10 @@ def _data(path, types: Sequence[int]) -> ase.Atoms:
         raise DataError(f"a LAMMPS data file without elements or masses: {_NAME_THEM}")
     of_type = {k: int(number) for k, number in enumerate(numbers, start=1)}
     [atoms] = read_by_ase(path, "lammps-data", Z_of_type=of_type, units=units or "metal")
-    if units is None:
-        atoms.arrays.pop("momenta", None)
+    if units is None and atoms.has("momenta"):
+        velocities = convert(atoms.get_velocities(), "velocity", "ASE", "metal")
+        del atoms.arrays["momenta"]
+        atoms.arrays["velocities"] = velocities  # as written, of unknown units
     return atoms
 
 

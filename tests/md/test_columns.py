@@ -1,0 +1,97 @@
+"""Columns of a start that mean something and have other names than ASE's."""
+
+import ase.build
+import ase.io
+import numpy as np
+import pytest
+from ase import units
+from ase.calculators.lammps import convert
+from ase.constraints import FixAtoms
+
+from eqfuse import md
+from eqfuse.data import DataError
+from eqfuse.data.readers.ase_files import HELD, unread_names
+from eqfuse.distill.sampling import not_sampled
+from eqfuse.md.settings import Settings
+from eqfuse.md.structures import structures_of
+
+VELOCITIES = np.random.default_rng(0).normal(scale=1e-3, size=(4, 3)).round(6)
+
+
+@pytest.fixture
+def start():
+    return ase.build.bulk("Cu", cubic=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "unit", "factor"),
+    [
+        ("vel", "A/fs", 1 / units.fs),
+        ("velo", "A/ps", 1e-3 / units.fs),
+        ("Velocities", "bohr/aut", units.Bohr / units.AUT),
+        ("velocity", "A/fs", 1 / units.fs),
+        ("vxyz", "A/fs", 1 / units.fs),
+    ],
+)
+def test_velocities_of_another_name_need_a_unit(name, unit, factor, start, tmp_path):
+    columns = dict(zip(("vx", "vy", "vz"), VELOCITIES.T, strict=True))
+    start.arrays |= columns if name == "vxyz" else {name: VELOCITIES}
+    ase.io.write(tmp_path / "start.xyz", start)
+    for given in (start, tmp_path / "start.xyz"):
+        with pytest.raises(DataError, match=r"may be velocities, whose unit is not known"):
+            structures_of(given, Settings())
+        [read] = structures_of(given, Settings(velocities=unit))
+        np.testing.assert_allclose(read.get_velocities(), factor * VELOCITIES, atol=1e-6)
+        assert not unread_names(read, "velocities")
+        [drawn] = structures_of(given, Settings(velocities="drawn"))
+        assert not drawn.get_velocities().any()
+    assert start.arrays.keys() >= ({*columns} if name == "vxyz" else {name})
+    assert not start.has("momenta")
+    start.set_velocities(np.ones((4, 3)))
+    [own] = structures_of(start, Settings())
+    np.testing.assert_allclose(own.get_velocities(), 1)
+
+
+def test_the_command_refuses_velocities_without_a_unit(start, tmp_path):
+    start.arrays["vel"] = VELOCITIES
+    with pytest.raises(DataError, match="vel of the start"):
+        md.run("no run", start, steps=1)
+
+
+def test_velocities_of_lammps_without_units_are_named(start, tmp_path):
+    box = "0 3.61\n" * 3
+    head = f"ITEM: TIMESTEP\n0\nITEM: NUMBER OF ATOMS\n4\nITEM: BOX BOUNDS pp pp pp\n{box}"
+    rows = np.column_stack([start.positions, VELOCITIES])
+    text = "".join(f"{k} Cu {' '.join(map(str, row))}\n" for k, row in enumerate(rows, 1))
+    dump, data = tmp_path / "a.dump", tmp_path / "a.data"
+    dump.write_text(f"{head}ITEM: ATOMS id element x y z vx vy vz\n{text}")
+    start.set_velocities(convert(VELOCITIES, "velocity", "metal", "ASE"))
+    ase.io.write(data, start, format="lammps-data", velocities=True, masses=True)
+    text = data.read_text()
+    data.write_text("a start" + text[text.index("\n") :])
+    for file in (dump, data):
+        with pytest.raises(DataError, match="may be velocities"):
+            structures_of(file, Settings())
+        [read] = structures_of(file, Settings(velocities="A/ps"))
+        expected = convert(VELOCITIES, "velocity", "metal", "ASE")
+        np.testing.assert_allclose(read.get_velocities(), expected, rtol=1e-5, atol=1e-9)
+
+
+def test_other_names_of_masses_and_held_atoms_are_named(start, capsys):
+    start.arrays |= {"mass": np.full(4, 63.5), "fixed": np.array([True, False, False, False])}
+    start.arrays |= {"level": np.zeros((4, 3)), "site": np.arange(4)}
+    structures_of(start, Settings())
+    printed = capsys.readouterr().out
+    assert "mass of the start may be masses" in printed
+    assert f"fixed of the start may be {HELD}" in printed
+    assert "level" not in printed
+
+
+def test_a_distillation_names_what_it_does_not_keep(start):
+    assert not_sampled([start]) == ""
+    start.set_constraint(FixAtoms([0]))
+    assert not_sampled([start]) == "constraints"
+    start.set_masses([64.0] * 4)
+    start.arrays["vel"] = VELOCITIES
+    start.info["charge"] = 1
+    assert not_sampled([start]) == "masses, constraints, vel, charge"

@@ -10,6 +10,7 @@ from ase.constraints import FixAtoms
 import eqfuse
 from eqfuse import md
 from eqfuse.cli import main as eqfuse_command
+from eqfuse.data.readers.ase_files import keep
 from eqfuse.inference.evaluate import main as evaluate
 from eqfuse.md.command import relax_main
 from tests.lammps.untrained import untrained_run
@@ -121,3 +122,11 @@ def test_what_a_format_drops_is_named(suffix, dropped, run, given, tmp_path, cap
     assert {"reference_forces", *dropped} <= {*names}
     read = ase.io.read(out)
     assert not {*names} & {*read.info, *read.arrays, *read.calc.results}
+
+
+def test_what_extended_xyz_cannot_write_is_kept_as_text(given, tmp_path):
+    """ASE leaves it out otherwise; its builders put such values there."""
+    made, given.info["slab"] = ase.Atoms("H"), {"cell": np.eye(2)}
+    assert keep(made, given[:1]) == {}
+    ase.io.write(tmp_path / "out.xyz", made)
+    assert "array([[1., 0.]" in ase.io.read(tmp_path / "out.xyz").info["slab"]

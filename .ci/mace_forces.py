@@ -15,7 +15,7 @@ TOLERANCES = {"float32": 4e-6, "float64": 1e-13}  # of the largest; under qemu i
 folder = pathlib.Path(sys.argv[1])
 file, run = folder / "forces.npz", folder / "mace"
 if not run.exists():
-    untrained_run(folder, "mace", numbers=(29,))
+    untrained_run(folder, "mace", numbers=(29,), channels=24)
 atoms, found = ase.build.bulk("Cu", cubic=True), {}
 atoms.rattle(0.05, seed=3)
 for dtype in TOLERANCES:

@@ -6,7 +6,6 @@ on its own, which later rounds train on. All decisions follow from the files of 
 frames are kept as they come: an interrupted distillation goes on to the same labels.
 """
 
-import csv
 import dataclasses
 import functools
 import json
@@ -16,7 +15,6 @@ import warnings
 from pathlib import Path
 
 import ase
-import ase.io
 import numpy as np
 
 import eqfuse
@@ -30,12 +28,17 @@ from eqfuse.distill.teacher import labelled, open_teacher
 from eqfuse.inference import predict
 from eqfuse.md.structures import read_frames
 from eqfuse.runs import (
+    CheckpointError,
+    Frames,
     Interrupted,
     Log,
     TrainingFailed,
     absolute,
     made,
+    read_table,
+    require_regular,
     say,
+    set_aside,
     warn,
     write_table,
     write_whole,
@@ -47,10 +50,19 @@ _FEWEST = 12  # labels, of which four validate
 _TIMED = 256  # atoms of a crystal whose steps are timed
 
 
-def keep(path: Path, frame: ase.Atoms):
-    """Append a frame to a file, at once."""
-    with ase.io.Trajectory(path, "a") as file:
-        file.write(frame)
+_NUMBERS = {
+    "rounds": ["minutes", "training_minutes", "steps_minutes", "stopped", "round"],
+    "trajectories": ["round", "trajectory", "frames"],
+}
+_TEXTS = {"trajectories": ["kind", "stopped"]}
+_TEXTS["rounds"] = [f"{side}_{unit}" for side in ("own", "new") for unit in (FORCES, ENERGY)]
+
+
+def _order(frame: ase.Atoms):
+    """Return the place of a frame among those of its kind, in whatever order they were labelled."""
+    _, number, *last = frame.info["place"].split("-")
+    numbers = [int(text) for text in last if text.isdecimal()]
+    return int(number), last[1] == "stopped", last[0] == "strained", numbers
 
 
 class Distillation:
@@ -61,7 +73,8 @@ class Distillation:
             settings.teacher = absolute(settings.teacher)
         file = folder / "distill" / "start.traj" if folder else settings.start
         words_of(settings.student or "")
-        starts, defects = read_frames(file), settings.defects or ()
+        starts = Frames(file, repairs=False).frames if folder else read_frames(file)
+        defects = settings.defects or ()
         if folder is None and (names := not_sampled(starts)):
             warn(f"{file}: {names} of the start are not kept, and all atoms move")
         self.cells = cells_of(starts, settings.atoms, defects, settings.seed)
@@ -71,7 +84,16 @@ class Distillation:
         self.work = self.folder / "distill"
         if folder is None:
             self.work.mkdir()
-            ase.io.write(self.work / "start.traj", starts)
+            first = Frames(self.work / "start.traj")
+            [*map(first.add, self.starts)]
+            first.flush()
+        require_regular(*self.folder.glob("*"), *self.work.glob("*"))
+        needs = {"atoms": ("energy",), "failed": ("place", "round")}
+        usual = "place", "round", "energy", "forces"
+        self._kept = {
+            name: Frames(self.work / f"{name}.traj", *needs.get(name, usual))
+            for name in (*KINDS, *needs)
+        }
         write_whole(self.folder / SETTINGS, json.dumps(dataclasses.asdict(settings), indent=1))
         self._places = {a.info["place"] for n in (*KINDS, "failed") for a in self.frames(n)}
         before = max((float(row["minutes"]) for row in self.rows("rounds")), default=0.0)
@@ -83,15 +105,18 @@ class Distillation:
         return (time.monotonic() - self._began) / 60
 
     def rows(self, name: str) -> list[dict]:
-        """Return the rows of rounds.csv, trajectories.csv or another table, if it is there."""
+        """Return the rows of rounds.csv or trajectories.csv, if it is there."""
         path = self.work / f"{name}.csv"
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        return [*csv.DictReader(text.splitlines())]
+        try:
+            return read_table(path, _NUMBERS[name], _TEXTS[name])
+        except CheckpointError as error:  # it follows from the frames and students that are kept
+            warn(f"{error}, and is now {set_aside(path).name}; it is made again")
+            return []
 
     def frames(self, name: str, number: int | None = None) -> list[ase.Atoms]:
         """Return the frames of a kind of `KINDS`, "failed" or "atoms"; or those of a round."""
-        path = self.work / f"{name}.traj"
-        frames = ase.io.read(path, ":") if path.exists() else []
+        frames = self._kept[name].frames
+        frames = frames if name == "atoms" else sorted(frames, key=_order)
         return [atoms for atoms in frames if number in (None, atoms.info.get("round"))]
 
     def trained_on(self, number: int) -> list[ase.Atoms]:
@@ -125,6 +150,8 @@ class Distillation:
             text = f"interrupted; eqfuse distill resume={self.folder} goes on"
             raise Interrupted(getattr(error, "signum", 2), text) from error
         finally:
+            for kept in self._kept.values():
+                kept.flush()
             if hasattr(self.teacher, "close"):
                 self.teacher.close()
         say(f"the run is {self.folder}; its certificate is {self.folder / 'certificate.html'}")
@@ -132,18 +159,21 @@ class Distillation:
 
     def _begin(self):
         """Label isolated atoms, the references, and choose the student, once."""
-        chosen, settings, path = self.work / "student.txt", self.settings, self.work / "atoms.traj"
-        if chosen.exists():
+        chosen, settings, kept = self.work / "student.txt", self.settings, self._kept["atoms"]
+        if chosen.exists() and not kept.is_damaged:
             return
-        path.unlink(missing_ok=True)
+        kept.frames.clear()
         atoms, _ = [], self.has_stress  # which reports a teacher that fails at all
         try:
             for z in sorted({int(z) for cell in self.cells for z in cell.numbers}):
                 atom = ase.Atoms([z], [(0.0, 0.0, 0.0)], info={"config_type": "IsolatedAtom"})
                 atoms.append(labelled(atom, self.teacher))
-            ase.io.write(path, atoms)
+            [*map(kept.add, atoms)]
+            kept.flush()
         except Exception as error:  # of any calculator
             say(f"reference energies are fitted: no isolated atom of the teacher ({error})")
+        if chosen.exists():
+            return
         fast = settings.student or fast_enough(settings.speed, self.teacher, self.timed)
         write_whole(chosen, fast)
 
@@ -157,10 +187,11 @@ class Distillation:
             run = self._trained(f"round-{number}", number)
             row = {"round": number, "trained_on": len(self.trained_on(number))}
             row["training_minutes"] = round(self.minutes - begun, 3)
-            row["steps_minutes"] = float(self.rows("../metrics")[-1]["elapsed_s"]) / 60
+            [*_, last] = read_table(self.folder / "metrics.csv", ["elapsed_s"])
+            row["steps_minutes"] = float(last["elapsed_s"]) / 60
             self._sample("new", number)
             row |= self._measured("own", number, run) | {"minutes": round(self.minutes, 3)}
-            write_table(self.work / "rounds.csv", [*rows, row])
+            write_table(self.work / "rounds.csv", [*rows, row], signed=True)
         row, number = self.rows("rounds")[-1], len(self.rows("rounds"))
         left = self.settings.minutes - float(row["minutes"]) - float(row["training_minutes"])
         times = 1 + max(left, 0) / max(float(row["steps_minutes"]), 1e-3)  # it compiles once, too
@@ -235,14 +266,20 @@ class Distillation:
             count = count if name == "labels" and number else 0
         known = {(r["kind"], r["round"], r["trajectory"]): r for r in self.rows("trajectories")}
         done = [known.get((name, str(number), str(k))) for k in range(count)]
+        for k, row in enumerate(done):  # frames may have been lost
+            there = [p for p in self._places if p.startswith(f"{name}-{number}-{k}-")]
+            if row and sum(not p.endswith("stopped") for p in there) < int(row["frames"]):
+                done[k] = None
         rows = [r or self._trajectory(name, number, k, student) for k, r in enumerate(done)]
         if name != "labels":
             return [row["stopped"] for row in rows if row["stopped"]]
         rng = np.random.default_rng([settings.seed, number])
-        least = closeness(sampling.of_dynamics(self.frames("labels"))) or None
+        labels = [a for a in self.frames("labels") if a.info["round"] <= number]
+        least = closeness(sampling.of_dynamics(labels)) or None
         for k in range(-(-settings.batch // RATTLED) if count else settings.batch):
             frame = sampling.strained(self.cells[k % len(self.cells)], rng, least)
             self._keep(name, number, f"strained-{k}", frame)
+        self._kept[name].flush()
         return []
 
     def _trajectory(self, name: str, number: int, k: int, student: Path | None) -> dict:
@@ -270,7 +307,9 @@ class Distillation:
                 self._keep("labels", number, f"{k}-stopped", frame)
         row = {"kind": name, "round": number, "trajectory": k, "cell": which, "frames": count}
         row |= {"temperature_k": at.temperature, "pressure_gpa": at.pressure, "stopped": stopped}
-        write_table(self.work / "trajectories.csv", [*self.rows("trajectories"), row])
+        for kept in self._kept.values():
+            kept.flush()
+        write_table(self.work / "trajectories.csv", [*self.rows("trajectories"), row], signed=True)
         return row
 
     def _keep(self, name: str, number: int, place: str, frame: ase.Atoms, error: str | None = None):
@@ -287,8 +326,7 @@ class Distillation:
                 frame = labelled(frame, self.teacher)
             except Exception as failure:  # of any calculator
                 error = f"{type(failure).__name__}: {failure}".splitlines()[0]
-        path = self.work / f"{name if error is None else 'failed'}.traj"
         if error is not None:
             frame.info["error"] = error
-            warn(f"the teacher fails, {place} in {path}: {error}")
-        keep(path, frame)
+            warn(f"the teacher fails, {place} in {self.work / 'failed.traj'}: {error}")
+        self._kept[name if error is None else "failed"].add(frame)

@@ -52,6 +52,10 @@ What it cannot do ends with a line and a code, and what it made is in a folder o
     >>> log.warnings, [*runs.machine()]
     (['it is short'], ['machine', 'versions'])
     >>> runs.write_table(folder / "metrics.csv", [{"step": 1}])
+    >>> runs.read_table(folder / "metrics.csv", ["step"])
+    [{'step': '1'}]
+    >>> runs.set_aside(folder / "metrics.csv").name, runs.Frames(folder / "a.traj").frames
+    ('metrics.csv.damaged', [])
     >>> runs.has_checkpoint(folder, "best"), runs.head_file(folder, None)
     (False, PosixPath('first'))
     >>> runs.write_whole(folder / "one", runs.encode({"x": np.ones(2)}, {"of": "an example"}))
@@ -73,6 +77,7 @@ _LATE = {
     "ConfigError": "eqfuse.runs.errors",
     "DISPERSION": "eqfuse.runs.schema",
     "FINITE": "eqfuse.runs.schema",
+    "Frames": "eqfuse.runs.frames",
     "Interrupted": "eqfuse.runs.errors",
     "Log": "eqfuse.runs.log",
     "NOT_NEGATIVE": "eqfuse.runs.schema",
@@ -95,10 +100,12 @@ _LATE = {
     "read_arrays": "eqfuse.runs.files",
     "read_file": "eqfuse.runs.files",
     "read_json": "eqfuse.runs.files",
+    "read_table": "eqfuse.runs.files",
     "require": "eqfuse.runs.schema",
     "require_free": "eqfuse.runs.files",
     "require_regular": "eqfuse.runs.files",
     "say": "eqfuse.runs.log",
+    "set_aside": "eqfuse.runs.files",
     "setting": "eqfuse.runs.schema",
     "warn": "eqfuse.runs.log",
     "word": "eqfuse.runs.schema",

@@ -17,6 +17,7 @@ import math
 import os
 import shutil
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -238,16 +239,48 @@ def set_aside(path: Path) -> Path:
     return path.rename(free)
 
 
-def write_table(path: Path, rows: list[dict]):
+def write_table(path: Path, rows: list[dict], *, signed: bool = False):
     """Write the rows of a table as CSV, with all columns that some row has.
 
     A text has no commands to a terminal, and begins with ' where a spreadsheet would compute it.
+    With `signed`, each row has a checksum.
     """
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    rows = [{name: _cell(row.get(name)) for name in columns} for row in rows]
+    if signed:
+        rows = [row | {_SIGNED: _row_digest(row)} for row in rows]
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)))
+    writer = csv.DictWriter(text, columns + [_SIGNED] * signed)
     writer.writeheader()
-    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+    writer.writerows(rows)
     write_whole(path, text.getvalue())
+
+
+_SIGNED = "sha256"
+
+
+def _row_digest(row: dict) -> str:
+    texts = [f"{name}={'' if value is None else value}" for name, value in row.items()]
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+
+
+def read_table(path: Path, numbers: Sequence[str], texts: Sequence[str] = ()) -> list[dict]:
+    """Return the rows of a table, [] if there is none; CheckpointError if it is damaged.
+
+    It has the columns `numbers` and `texts`; rows that `write_table` signed are as they were.
+    """
+    try:
+        require_regular(path)
+        content = path.read_text(encoding="utf-8") if os.path.lexists(path) else ""
+        rows = [*csv.DictReader(io.StringIO(content, newline=""), strict=True)]
+        for row in rows:
+            digest = row.pop(_SIGNED, None)
+            whole = digest in (None, _row_digest(row)) and {*texts} <= row.keys()
+            if not whole or not all(math.isfinite(float(row[name] or 0)) for name in numbers):
+                raise ValueError("a row has changed")
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        raise CheckpointError(f"{path} is damaged ({error})") from error
+    return rows
 
 
 def _cell(value):

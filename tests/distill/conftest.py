@@ -54,7 +54,7 @@ def begin(student, tmp_path, monkeypatch):
 
     def made(teacher=TEACHER, *, certified=False, **given):
         if not certified:
-            monkeypatch.setattr("eqfuse.distill.certificate.certify", lambda *_: {})
+            monkeypatch.setattr(rounds, "certify", lambda *_: {})
         start = str(given.pop("start", tmp_path / "start.xyz"))
         run = str(tmp_path / given.pop("run", "run"))
         settings = command.Distill(teacher=teacher, start=start, run=run, **TINY | given)

@@ -10,12 +10,13 @@ from ase.calculators.emt import EMT
 
 from eqfuse.certify.properties import closeness
 from eqfuse.distill import rounds, sampling
-from eqfuse.distill.rounds import Distillation, keep
+from eqfuse.distill.rounds import Distillation
 from eqfuse.distill.sampling import Limits
 from eqfuse.distill.student import errors_of
 from eqfuse.distill.teacher import labelled
 from eqfuse.inference import Network, predict
-from eqfuse.runs.errors import Interrupted, TrainingFailed
+from eqfuse.runs.errors import CheckpointError, Interrupted, TrainingFailed
+from eqfuse.runs.frames import Frames
 
 FAILING = "tests.distill.calculators:Failing(11.0)"
 ROUND, LAST = 14 + 2 + 4 + 4, 4
@@ -32,21 +33,75 @@ def steady(monkeypatch):
     monkeypatch.setattr(Limits, "of", lambda *_: Limits({(29, 29): 0.0}, 1e9))
 
 
-def test_kept_frames_have_their_numbers(begin):
-    distillation = begin()
-    path = distillation.work / "labels.traj"
-    frames = [labelled(ase.build.bulk("Cu", a=a), EMT()) for a in (3, 4)]
-    assert distillation.frames("labels") == []
-    for number, frame in enumerate(frames):
-        frame.info |= {"place": f"labels-0-{number}", "round": number}
-        keep(path, frame)
-    with open(path, "ab") as file:
-        file.write(b"part of a frame, when its process was killed")
-    keep(path, frames[0])
-    for frame, expected in zip(distillation.frames("labels"), [*frames, frames[0]], strict=True):
-        assert frame.info == expected.info
-        assert (frame.get_forces() == expected.get_forces()).all()
-        assert (frame.get_stress() == expected.get_stress()).all()
+DAMAGES = {
+    "cut by a byte": lambda content: content[:-1],
+    "cut by a frame": lambda content: content[:-3000],
+    "cut at half": lambda content: content[: len(content) // 2],
+    "overwritten in the middle": lambda c: c[: len(c) // 2] + b"\0" * 99 + c[len(c) // 2 + 99 :],
+    "overwritten": lambda _: b"something else",
+    "empty": lambda _: b"",
+}
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_labels_that_are_whole_are_kept_and_others_made_again(how, begin, steady, capsys):
+    given = {"labels": ROUND + LAST, "forces": 1e-9}
+    first = begin(**given)
+    first._begin()
+    first._sample("labels", 0)
+    path, whole = first.work / "labels.traj", frames_of(first, "labels")
+    path.write_bytes(DAMAGES[how](path.read_bytes()))
+    again = Distillation(first.settings, first.folder)
+    assert f"{path} is damaged" in capsys.readouterr().err
+    kept = frames_of(again, "labels")
+    assert set(kept) < set(whole)
+    assert bool(kept) == (how not in ("overwritten", "empty"))
+    again._sample("labels", 0)
+    assert frames_of(again, "labels") == whole
+    assert path.with_name("labels.traj.damaged").exists()
+    again.run()
+    again.teacher.close()
+
+
+@pytest.mark.parametrize("text", ["kind,round\nlab", "\0\xff", "a" * 200000, "", '"'])
+@pytest.mark.parametrize("name", ["trajectories", "rounds"])
+def test_tables_that_are_damaged_are_made_again(name, text, begin, steady, capsys):
+    first = begin(labels=ROUND + LAST, forces=1e-9)
+    first.run()
+    path, rows = first.work / f"{name}.csv", first.rows(name)
+    wholes = {kind: frames_of(first, kind) for kind in rounds.KINDS}
+    path.write_bytes(text.encode("latin-1"))
+    again = Distillation(first.settings, first.folder)
+    again.run()
+    assert not text or f"{path} is damaged" in capsys.readouterr().err
+    errors = [{k: v for k, v in row.items() if k.startswith(("own", "new"))} for row in rows]
+    if name == "rounds":  # trajectories of rounds that are done are not run again
+        assert [{k: row[k] for k in errors[0]} for row in again.rows(name)] == errors
+    assert {kind: frames_of(again, kind) for kind in rounds.KINDS} == wholes
+    again.teacher.close()
+
+
+def test_a_number_that_changed_is_noticed(begin, steady, capsys):
+    first = begin()
+    first._sample("labels", 0)
+    changes = ("trajectories.csv", b"300.0", b"300.1"), ("labels.traj", b"dyn", b"din")
+    for name, old, new in changes:
+        path = first.work / name
+        path.write_bytes(path.read_bytes().replace(old, new, 1))
+    again = Distillation(first.settings, first.folder)
+    again.rows("trajectories")
+    error = capsys.readouterr().err
+    assert "trajectories.csv is damaged" in error
+    assert "labels.traj is damaged (of 16 frames, 1 are not whole)" in error
+    again.teacher.close()
+
+
+def test_a_start_that_is_damaged_is_refused(begin):
+    first = begin()
+    path = first.work / "start.traj"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"start\.traj is damaged"):
+        Distillation(first.settings, first.folder)
 
 
 def test_rounds_end_when_labels_are_used(begin, capsys, steady):
@@ -257,14 +312,14 @@ def test_interrupted_distillation_goes_on_to_the_same_labels(count, begin, monke
     whole.run()
     part, left = begin(run="part", **given), [count]
 
-    def interrupted(path, frame):
+    def interrupted(frames, frame):
         if left[0] == 0:
             raise KeyboardInterrupt
         left[0] -= 1
-        keep(path, frame)
+        frames.frames.append(frame)
 
     with monkeypatch.context() as patch:
-        patch.setattr(rounds, "keep", interrupted)
+        patch.setattr(Frames, "add", interrupted)
         with pytest.raises(Interrupted, match=r"eqfuse distill resume=.*part goes on"):
             part.run()
     again = Distillation(part.settings, part.folder)

@@ -80,9 +80,7 @@ def test_a_pipe_in_a_folder_is_refused_and_not_waited_for(name, tmp_path):
         read_json(tmp_path / name)
 
 
-@pytest.mark.parametrize(
-    "text", ["[1, 2", "[1, 2]", "[" * 10**5, "{}", '{"format": [4]}', "\ud83d"]
-)
+@pytest.mark.parametrize("text", ["[1, 2", "[1, 2]", "[" * 10**5, "{}", '{"format": [4]}'])
 def test_signed_metadata_that_are_none_are_refused(text, tmp_path):
     path, digest = tmp_path / "a.safetensors", hashlib.sha256(text.encode())
     path.write_bytes(save({"x": np.ones(1)}, {"eqfuse": text, "sha256": digest.hexdigest()}))

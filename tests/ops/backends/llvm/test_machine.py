@@ -221,8 +221,9 @@ machine._target()
 arrays, holes = take(6 << 30), take(64 * 4096)
 for page in range(1, 64, 4):
     libc.munmap(holes + page * 4096, 4096)
-while take(8192) > arrays:  # until nothing but single pages is free above the arrays
-    pass
+for _ in range(100_000):  # until nothing but single pages is free above the arrays
+    if take(8192) < arrays:
+        break
 names = "code", "table", "state"
 text = '''
 @table = constant [2048 x i64] zeroinitializer

@@ -77,7 +77,7 @@ OPTIONS = {
     "check": (["mine:made(sigma=2.2)"], "backends", "xla,llvm", "backendz"),
     "compare": (["A", "seed=0", "FILE"], "dtype_a", "float32", "dtyp_a"),
     "relax": (["RUN", "FILE"], "cell", "true", "cel"),
-    "export": (["RUN", "FILE"], "for", "pjrt", "fr"),
+    "export": (["RUN", "FOLDER"], "types", "Si,O", "tpes"),
     "convert": (["mace", "FILE", "RUN"], "head", "one", "haed"),
 }
 """Words of each command with settings, one of these, a value of it, and a wrong name."""

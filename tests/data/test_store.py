@@ -211,7 +211,7 @@ def test_worker_processes_make_the_same_lists(tmp_path, files):
 
 
 def test_the_data_of_a_run_are_the_same_with_frames_on_disk(copper, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path / "cache"))
     sets = {}
     for where in ("on", "off"):
         config = parse([f"data={copper}", *TINY, "cutoff=3", f"data.store={where}"])
@@ -220,4 +220,4 @@ def test_the_data_of_a_run_are_the_same_with_frames_on_disk(copper, tmp_path, mo
     for name in ("train", "val"):
         assert_all_same(*(getattr(s, name) for s in sets.values()))
     assert sets["on"].references == sets["off"].references
-    assert len(list((tmp_path / "cache" / "eqfuse" / "store").glob("[!.]*"))) == 1
+    assert len(list((tmp_path / "cache" / "store").glob("[!.]*"))) == 1

@@ -104,7 +104,7 @@ def test_types_of_a_dump_are_needed_by_every_command(run, tmp_path, capsys):
         ["evaluate", network, file],
         ["check", network, file],
         ["compare", network, network, file],
-        ["export", network, str(tmp_path / "e"), "--for", "pjrt", "--structure", file],
+        ["export", network, str(tmp_path / "e"), "--structure", file],
         ["train", f"data={file}"],
     ):
         assert cli.main(command) == 2, command

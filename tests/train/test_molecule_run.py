@@ -69,8 +69,8 @@ def test_fit_takes_frames(tmp_path, water):
         results.append([row["val_loss"] for row in rows_of(folder)])
     assert results[0] == results[1]
     assert ase.io.read(tmp_path / "frames" / "frames.traj", ":") == frames
-    with pytest.raises(ConfigError, match=r"the name of a file, or a list of ase\.Atoms"):
-        fit(data=["water.xyz"])
+    with pytest.raises(DataError, match=r"no such file: nowhere\.xyz"):
+        fit(data=["nowhere.xyz"])
 
 
 COMPILED = """

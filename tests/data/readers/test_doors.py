@@ -247,7 +247,7 @@ def doors(path, named: list[str] | None):
     text = None if named is None else ",".join(named)
     options = types.SimpleNamespace(file=path, types=named)
     yield "train", lambda: DataSettings(path=str(path), types=text, store="off").read()
-    yield "predict, evaluate, select, info", lambda: read_file(options)
+    yield "predict, evaluate, select", lambda: [s for s, _ in read_file(options)]
     yield "relax", lambda: read_frames(path, text)
     yield "md", lambda: read_frames(path, text, last=True)
     yield "check, compare", lambda: frames_of(path, 10**6, named)

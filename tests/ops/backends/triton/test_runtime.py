@@ -89,7 +89,9 @@ def test_kernels_are_compiled_once_and_found_on_disk(empty_cache, monkeypatch):
     assert again.assembly == layers[0].assembly
 
     [entry] = (empty_cache / "compiled").iterdir()
-    entry.write_text(entry.read_text().replace(".target sm_90a", ".target sm_80a"))
+    content = entry.read_bytes()
+    entry.write_bytes(content.replace(b".target sm_90a", b".target sm_80a"))
+    assert entry.read_bytes() != content
     compile._KERNELS.clear()
     assert compile.compile_kernel(spec(), "sm_90").assembly == layers[0].assembly
     assert compile.COUNTS["compiled"] == 2

@@ -15,8 +15,9 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from ase.symbols import symbols2numbers
 
-from eqfuse.data import species_index
+from eqfuse.data import DataError, species_index
 from eqfuse.inference import Network
 from eqfuse.inference.evaluator import Geometry, near_edges
 from eqfuse.inference.lists import (
@@ -61,9 +62,10 @@ def neighbor_list(
 
     Args:
       displacement: of `jax_md.space`, which tells the directions that are periodic.
-      box: Å, a length, three, or a matrix whose columns are lattice vectors, as for jax-md.
+      box: Å, a length, three, or a matrix whose columns are lattice vectors, as for jax-md; None
+        for `space.free()`.
       run: the folder of a run, or a file of its network (.safetensors).
-      numbers: [n_atoms] atomic numbers; None if the network knows one element.
+      numbers: [n_atoms] atomic numbers or symbols; None if the network knows one element.
       dr_threshold: Å, the skin of the list.
       capacity_multiplier: room of a list, in units of the pairs for which it is allocated.
       fractional_coordinates: as in `jax_md.partition.neighbor_list`.
@@ -80,8 +82,8 @@ def neighbor_list(
       ImportError: jax-md is not there.
       ValueError: numbers are needed, float64 (networks with latent charges need it) where JAX has
         it disabled, or a charge that the network does not read.
-      DataError: an element that the network does not know, or latent charges in a box that is
-        periodic along one or two directions.
+      DataError: an element that the network does not know, no box where the displacement wraps, or
+        latent charges in a box that is periodic along one or two directions.
       CheckpointError: no readable network.
     """
     try:
@@ -91,12 +93,14 @@ def neighbor_list(
 
     network = Network(run, dtype=dtype, backend=backend, dispersion=dispersion)
     _check(network, numbers, charge)
+    if box is None:
+        box = _box_of_free(displacement)
     pbc = _periodic_directions(displacement, box, fractional_coordinates)
     transform = space.transform if fractional_coordinates else lambda _, R: R
     sizes = network.cutoff, dr_threshold, capacity_multiplier
     lists = _Lists(*sizes, np.asarray(box, float), pbc, transform)
     reach = network.reach(_lattice_vectors(lists.box)[None], pbc, [1])  # refuses slabs
-    index = None if numbers is None else species_index(numbers, network.species)
+    index = None if numbers is None else species_index(_numbers_of(numbers), network.species)
     references = (
         network.references if reference_energies else np.zeros(len(network.species), network.dtype)
     )
@@ -231,6 +235,22 @@ class _Lists:
         moves, _ = self.moves(fractions, neighbors)
         most = jnp.max(jnp.sum((moves @ cell) ** 2, axis=1))
         return jax.lax.cond(4 * most <= self.skin**2, lambda: neighbors, made)
+
+
+def _box_of_free(displacement) -> float:
+    """Return the length of a box, Å, in units of which free positions are; any would do."""
+    far = jnp.full(3, 1e6)
+    if not np.allclose(displacement(far, jnp.zeros(3)), far):
+        raise DataError("box=None is for jax_md.space.free(); give the box of this displacement")
+    return 1.0
+
+
+def _numbers_of(numbers) -> np.ndarray:
+    """Return atomic numbers, of which some may be symbols."""
+    try:
+        return np.array(symbols2numbers(numbers if isinstance(numbers, str) else [*numbers]))
+    except KeyError as error:
+        raise DataError(f"numbers= has {error}, which is no chemical symbol") from error
 
 
 def _periodic_directions(displacement, box, fractional: bool) -> np.ndarray:

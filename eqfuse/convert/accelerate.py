@@ -1,6 +1,7 @@
 """Live calculators of other programs as calculators of this one, compared on the way."""
 
 import importlib
+import os
 import sys
 import tempfile
 import warnings
@@ -11,7 +12,7 @@ from ase.calculators.mixing import SumCalculator
 
 from eqfuse.convert.conversion import convert
 from eqfuse.convert.converted import ConvertError
-from eqfuse.inference.calculator import Calculator
+from eqfuse.inference.calculator import Calculator, Committee
 from eqfuse.inference.tables import BOUNDS
 from eqfuse.runs.errors import CheckpointError
 
@@ -59,15 +60,26 @@ def accelerate(calculator, *, file=None):
 
     Args:
       calculator: a MACECalculator, SevenNetCalculator, NequixCalculator, NequIPCalculator or
-        ase's SumCalculator of one.
+        ase's SumCalculator of one; or what `eqfuse.Calculator` reads, whose calculator is returned.
+        An `eqfuse.Calculator` is returned as it is.
       file: the file of the network, for calculators that do not keep it (compiled networks).
     Returns:
       A calculator of ASE; what cannot be converted is returned as it was.
     Raises:
       Differs: by the calculator, on its first structure; nothing can be computed with it then.
+      TypeError: what is given is no calculator.
     Warns:
       UserWarning: it is returned as it was; says why.
     """
+    if isinstance(calculator, str | os.PathLike) and file is None:
+        return Calculator(calculator)
+    if isinstance(calculator, type) or not hasattr(calculator, "get_property"):
+        raise TypeError(
+            "accelerate takes a calculator of ASE, or the name or file of a network and no file=, "
+            f"got {calculator!r:.80}"
+        )
+    if type(calculator) in (Calculator, Committee, Accelerated):
+        return calculator
     kind, why = type(calculator).__name__, f"it is none of {', '.join(_PROGRAMS)}"
     if isinstance(calculator, SumCalculator):
         olds = calculator.mixer.calcs
@@ -131,6 +143,7 @@ class Accelerated(Calculator):
     def __init__(self, run, original, dtype: str | None):
         super().__init__(run, dtype=dtype)
         self.network.name = f"that of a {type(original).__name__}"
+        self.name = original.name
         self._original = original
 
     def calculate(self, atoms=None, properties=("energy",), system_changes=()):

@@ -19,6 +19,7 @@ import numpy as np
 
 import eqfuse
 from eqfuse.certify.properties import closeness, is_dense
+from eqfuse.data import require_apart
 from eqfuse.distill import sampling
 from eqfuse.distill.certificate import certify
 from eqfuse.distill.sampling import RATTLE, RATTLED, STRAIN, Limits, cells_of, not_sampled
@@ -35,6 +36,7 @@ from eqfuse.runs import (
     TrainingFailed,
     absolute,
     made,
+    naming,
     read_table,
     require_regular,
     say,
@@ -74,6 +76,9 @@ class Distillation:
         file = folder / "distill" / "start.traj" if folder else settings.start
         words_of(settings.student or "")
         starts = Frames(file, repairs=False).frames if folder else read_frames(file)
+        for number, atoms in enumerate(starts):
+            with naming(f"{file}, frame {number}"):
+                require_apart(atoms)
         defects = settings.defects or ()
         if folder is None and (names := not_sampled(starts)):
             warn(f"{file}: {names} of the start are not kept, and all atoms move")

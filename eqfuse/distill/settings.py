@@ -49,7 +49,7 @@ class Distill:
     defects: tuple[str, ...] | None = setting(None, "to sample besides: vacancy, surface, or both")
     forces: float = setting(50.0, "meV/Å, aim of the RMSE on new trajectories", POSITIVE)
     energy: float = setting(2.0, "meV/atom, aim of the RMSE on new trajectories", POSITIVE)
-    labels: int = setting(2000, "of the teacher at most, those of tests included", _ENOUGH)
+    labels: int = setting(2000, "of the teacher at most, those of tests included")
     minutes: float = setting(60.0, "of rounds, at most half of these, and training", POSITIVE)
     batch: int = setting(160, "labels to train on in each round", _ENOUGH)
     new: int = setting(16, "labels of new trajectories, and of the student's, a round", POSITIVE)

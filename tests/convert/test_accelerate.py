@@ -62,6 +62,12 @@ def test_accelerated_calculator_is_compared_once(calculator, package, atoms):
     fast = eqfuse.accelerate(theirs, file=package)
     assert type(fast).__mro__[1] is eqfuse.Calculator
     assert repr(fast).startswith("<Accelerated that of a NequIPCalculator: ")
+    assert fast.name == theirs.name
+    assert eqfuse.accelerate(fast) is fast
+    assert eqfuse.accelerate(package).name == package.name
+    for wrong in (NequIPCalculator, None):
+        with pytest.raises(TypeError, match="the name or file of a network and no file=, got "):
+            eqfuse.accelerate(wrong)
     NequIPCalculator.asked = 0
     atoms.calc = fast
     energy, stress = atoms.get_potential_energy(), atoms.get_stress()

@@ -2,6 +2,7 @@
 
 import json
 
+import ase
 import ase.build
 import ase.io
 import pytest
@@ -15,6 +16,7 @@ from eqfuse.runs import ConfigError
 def started(tmp_path, monkeypatch):
     """Return a function of arguments of the command that returns the settings of its run."""
     ase.io.write(tmp_path / "start.xyz", ase.build.bulk("Cu"))
+    ase.io.write(tmp_path / "near.xyz", ase.Atoms("Cu2", [(0, 0, 0), (0.09, 0, 0)]))
     monkeypatch.chdir(tmp_path)
     seen = []
 
@@ -56,7 +58,8 @@ def test_resume_keeps_settings_and_takes_others(resume, started):
         ((*EMT[:2], "run=new", "student=run=new"), "of a network and its training, without run="),
         (("resume=other",), "other holds no distillation to go on with"),
         ((EMT[0], "run=new"), "START is missing"),
-        ((*EMT[:2], "run=new", "labels=100"), "batch= and thrice new=, 208, or more"),
+        ((*EMT[:2], "run=new", "labels=8"), "batch= and thrice new=, 208, or more"),
+        ((EMT[0], "near.xyz", "run=new"), "near.xyz, frame 0: atoms 0 and 1 overlap"),
         ((*EMT[:2], "run=new", "temperature=900..300"), "a number or two, as 300..1500"),
     ],
 )

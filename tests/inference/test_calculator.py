@@ -265,9 +265,12 @@ def test_calculator_says_what_it_is(run):
     text = f"<Calculator {run}: Cu, cutoff 3.6 Å, float64, backend llvm>"
     assert repr(eqfuse.Calculator(run, backend="llvm")) == text
     assert "Name used for all files" not in pydoc.render_doc(eqfuse.Calculator)  # ASE's
+    for given in (run, f"{run}/", f"{run}/checkpoints/best.safetensors"):
+        assert eqfuse.Calculator(given).name == run.name  # which ASE's databases keep
     pytest.importorskip("dftd3")
     text = f"<Calculator {run}: Cu, cutoff 3.6 Å, float32, backend xla, d3(bj,pbe)>"
-    assert repr(eqfuse.Calculator(run, backend="xla", dtype="float32", dispersion=True)) == text
+    calculator = eqfuse.Calculator(run, backend="xla", dtype="float32", dispersion=True)
+    assert (repr(calculator), calculator.name) == (text, f"{run.name}, d3(bj,pbe)")
 
 
 def test_a_folder_of_runs_is_no_run(tmp_path):

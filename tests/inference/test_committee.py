@@ -16,6 +16,8 @@ def test_a_calculator_of_mean_and_spread(committee, copper):
         eqfuse.descriptors(committee, atoms)
     atoms.calc = eqfuse.Committee(committee)
     runs = [committee / "seed=0", committee / "seed=1"]
+    assert atoms.calc.name == committee.name
+    assert eqfuse.Committee(runs).name == "seed=0, seed=1"
     members = [eqfuse.Calculator(run) for run in runs]
     mean, difference = {}, {}
     for name in names:

@@ -31,7 +31,7 @@ def x64():
 
 
 @pytest.mark.filterwarnings("ignore:atoms 0 has a lattice and pbc F F F:UserWarning")
-@pytest.mark.parametrize("kind", ["general", "free"])
+@pytest.mark.parametrize("kind", ["general", "free", "no box"])
 def test_energies_and_forces_are_those_of_the_calculator(kind, run, atoms):
     if kind == "general":
         atoms.set_cell(atoms.cell.array @ (np.eye(3) + 0.05 * np.eye(3)[[1, 2, 0]]), True)
@@ -40,10 +40,12 @@ def test_energies_and_forces_are_those_of_the_calculator(kind, run, atoms):
     else:
         displacement, _ = space.free()
         box, positions = atoms.cell.lengths(), atoms.get_positions(wrap=True)
+        box = box if kind == "free" else None
         atoms.positions = positions
-    atoms.pbc = kind != "free"
+    atoms.pbc = kind == "general"
     atoms.calc = eqfuse.Calculator(run)
-    given = {"fractional_coordinates": kind == "general", "numbers": atoms.numbers}
+    numbers = atoms.get_chemical_symbols() if box is None else atoms.numbers
+    given = {"fractional_coordinates": kind == "general", "numbers": numbers}
     neighbor_fn, energy_fn = neighbor_list(displacement, box, run, reference_energies=True, **given)
     neighbors = neighbor_fn.allocate(positions)
     energy, gradient = jax.jit(jax.value_and_grad(energy_fn))(positions, neighbors)
@@ -198,5 +200,9 @@ def test_jax_md_refuses_what_would_be_wrong(run, atoms):
     displacement, _ = space.periodic(10.0)
     with pytest.raises(DataError, match="H not among"):
         neighbor_list(displacement, 10.0, run, numbers=[1, 29])
+    with pytest.raises(DataError, match="numbers= has 'Xx', which is no chemical symbol"):
+        neighbor_list(displacement, 10.0, run, numbers=["Cu", "Xx"])
+    with pytest.raises(DataError, match="give the box of this displacement"):
+        neighbor_list(displacement, None, run)
     with jax.enable_x64(False), pytest.raises(ValueError, match="JAX has disabled"):
         neighbor_list(displacement, 10.0, run)

@@ -24,6 +24,20 @@ def is_on_one_device(axis_context) -> bool:
     return isinstance(axis_context, ShardingContext) and axis_context.num_devices == 1
 
 
+def refuse_export(ctx):
+    """Refuse to lower a kernel for `jax.export`, whose files hold no kernels; the flag is private.
+
+    Raises:
+      ValueError: says how to export without them.
+    """
+    if ctx.module_context.lowering_parameters.for_export:
+        raise ValueError(
+            "jax.export cannot keep kernels of eqfuse: compute its ops by XLA, for which set the "
+            "environment's EQFUSE_BACKEND=xla, or give backend='xla' to ops and models; "
+            "`eqfuse export` writes the networks of runs with their kernels"
+        )
+
+
 def user_frames(source_info):
     """Return the frames of the user's code that wrote an equation; no public function has them."""
     from jax._src import source_info_util

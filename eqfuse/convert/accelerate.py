@@ -143,7 +143,6 @@ class Accelerated(Calculator):
     def __init__(self, run, original, dtype: str | None):
         super().__init__(run, dtype=dtype)
         self.network.name = f"that of a {type(original).__name__}"
-        self.name = original.name
         self._original = original
 
     def calculate(self, atoms=None, properties=("energy",), system_changes=()):

@@ -43,8 +43,7 @@ def skin_of(num_atoms: int) -> float:
     return _SKIN_OF_FEW if num_atoms <= _FEW_ATOMS else _SKIN
 
 
-def name_of(run: str) -> str:
-    """Return the name of a network in ASE's databases: that of its run, its file or published."""
+def _short(run: str) -> str:
     parts = Path(os.path.abspath(run)).parts
     return parts[-3] if parts[-2:-1] == ("checkpoints",) else parts[-1]
 
@@ -62,10 +61,10 @@ class Calculator(ase.calculators.calculator.Calculator):
     atoms, so that fluctuations compile nothing.
 
     The calculator can be copied and pickled. Several threads may use one, which then computes for
-    one after the other. Its `name`, which ASE's databases keep, is that of the network. Stress is
-    computed only when it is asked for. `get_stresses` returns the part of each atom, whose sum is
-    the stress; each edge gives half of its part to either atom. Atoms without a periodic direction
-    have no stress; energies are totals, in eV, with the reference energies.
+    one after the other. Stress is computed only when it is asked for. `get_stresses` returns the
+    part of each atom, whose sum is the stress; each edge gives half of its part to either atom.
+    Atoms without a periodic direction have no stress; energies are totals, in eV, with the
+    reference energies.
 
     Args:
       run: the run's folder, or a file of its network (.safetensors); or the name of a published
@@ -134,9 +133,6 @@ class Calculator(ase.calculators.calculator.Calculator):
         self._begin()
         super().__init__(atoms=atoms, label=label, directory=directory)
         self.use_cache = False  # ASE would copy the atoms once more
-        self.name = name_of(self.network.name)
-        if self.dispersion is not None:
-            self.name += f", {self.dispersion}"
 
     def _evaluator_of(self, network: Network) -> Evaluator:
         return Evaluator(network, skin_of if self.skin is None else self.skin)
@@ -166,6 +162,11 @@ class Calculator(ase.calculators.calculator.Calculator):
         added = "" if self.dispersion is None else f", {self.dispersion}"
         how = f"cutoff {self.cutoff:g} Å, {self.network.dtype}, backend {self.backend}"
         return f"<{type(self).__name__} {self.network.name}: {elements}, {how}{added}>"
+
+    @property
+    def name(self) -> str:
+        """Return the name of the run, file or published network, which ASE's databases keep."""
+        return _short(self.network.name) + (f", {self.dispersion}" if self.dispersion else "")
 
     @property
     def species(self) -> tuple[int, ...]:
@@ -325,7 +326,12 @@ class Committee(ase.calculators.calculator.Calculator):
         self.implemented_properties = tuple(set.intersection(*each))
         super().__init__(atoms=atoms)
         names = ", ".join(each.name for each in self.members)
-        self.name = name_of(runs) if isinstance(runs, str | os.PathLike) else names
+        self._name = _short(runs) if isinstance(runs, str | os.PathLike) else names
+
+    @property
+    def name(self) -> str:
+        """Return the name of the folder, or those of the runs, which ASE's databases keep."""
+        return self._name
 
     def calculate(self, atoms=None, properties=("energy",), system_changes=()):
         """Compute the mean and the spread, in eV, eV/Å and eV/Å^3."""

@@ -127,7 +127,7 @@ class DataSettings:
         weights = _numbers(text, 0)
         need = "names and finite weights, zero or more, such as '{bulk: 1, surface: 2.5}'"
         require(text is None or weights, "data.config_type_weights", text, need)
-        return {str(name): float(weight) for name, weight in weights.items()}
+        return {str(name): weight for name, weight in weights.items()}
 
     def check_data(self, dataset, structures, validation) -> list[str]:
         """Return probable faults of the data, for warnings; `data.check=strict` refuses them."""
@@ -197,7 +197,7 @@ class DataSettings:
 
         need = "energies in eV by element, such as '{H: -13.6, 8: -2041.9}'"
         known = {n: z for n, z in atomic_numbers.items() if z} | {z: z for z in range(1, 119)}
-        energies = {known.get(z): float(e) for z, e in _numbers(text, -math.inf).items()}
+        energies = {known.get(z): e for z, e in _numbers(text, -math.inf).items()}
         require(energies and None not in energies, "data.reference_energies", text, need)
         return energies
 
@@ -224,8 +224,8 @@ def _numbers(text: str | None, least: float) -> dict:
     """Return the mapping to finite numbers of at least `least` in a YAML text; {} if it is none."""
     try:
         plain = yaml.safe_load(re.sub(r":(?=\S)", ": ", text or ""))  # {1:-13.6} is Python's
-    except yaml.YAMLError:
+        found = {n: float(v) for n, v in plain.items() if type(v) in (int, float)}
+    except (AttributeError, ValueError, OverflowError, RecursionError, yaml.YAMLError):
         return {}
-    values = plain.values() if isinstance(plain, dict) else [None]
-    ok = all(type(value) in (int, float) and least <= value < math.inf for value in values)
-    return plain if ok else {}
+    ok = len(found) == len(plain) and all(least <= value < math.inf for value in found.values())
+    return found if ok else {}

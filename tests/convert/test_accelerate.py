@@ -62,7 +62,7 @@ def test_accelerated_calculator_is_compared_once(calculator, package, atoms):
     fast = eqfuse.accelerate(theirs, file=package)
     assert type(fast).__mro__[1] is eqfuse.Calculator
     assert repr(fast).startswith("<Accelerated that of a NequIPCalculator: ")
-    assert fast.name == theirs.name
+    assert fast.name == "that of a NequIPCalculator"
     assert eqfuse.accelerate(fast) is fast
     assert eqfuse.accelerate(package).name == package.name
     for wrong in (NequIPCalculator, None):

@@ -6,6 +6,7 @@ import re
 import e3nn_jax as e3nn
 import flax.linen as nn
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -167,6 +168,15 @@ def test_edges_that_are_dropped_may_hold_anything(name, backend, monkeypatch):
     [expected], [found] = of_arrays(function)(x, y, w, p), fused(function)(x, y, w, p)
     assert np.isfinite(expected).all()
     np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_exported_programs_are_of_xla(monkeypatch):
+    given = operands(jnp.float32)
+    with pytest.raises(ValueError, match=r"keep kernels of eqfuse: .* EQFUSE_BACKEND=xla"):
+        jax.export.export(jax.jit(fused(PLAIN)))(*given)
+    monkeypatch.setenv("EQFUSE_BACKEND", "xla")
+    found = jax.export.export(jax.jit(fused(PLAIN)), platforms=("cpu", "cuda"))(*given)
+    assert_close(found.call(*given), fused(PLAIN)(*given), 1e-6)
 
 
 def test_a_product_of_bfloat16_that_is_summed_in_float32():

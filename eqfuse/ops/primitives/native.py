@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
+from eqfuse._jax_compat import refuse_export
 from eqfuse.ops.backends import xla
 from eqfuse.ops.backends.llvm import linear as native_linear
 from eqfuse.ops.backends.llvm import machine
@@ -104,11 +105,13 @@ def _abstract(*args, module, shapes, dtypes=None):
 
 
 def _lower(ctx, *operands, module, **params):
+    refuse_export(ctx)
     name = machine.register(module.name, module.text, module.others)
     return jax.ffi.ffi_lowering(name)(ctx, *operands)
 
 
 def _refuse(ctx, *operands, module, **params):
+    refuse_export(ctx)
     raise ValueError(
         "backend='llvm' runs on CPUs, and this computation is lowered for another device; use "
         "backend='triton' or backend='xla' there"

@@ -39,6 +39,10 @@ OTHER_NAMES: dict[str, str] = {
 _SIZES = ("layers", "channels", "lmax", "hidden_lmax", "correlation", "latent_dim", "cutoff")
 
 
+_MOST = 2**20
+"""Bytes of a configuration; a parsed one takes a hundred times as many."""
+
+
 def to_yaml(config) -> str:
     plain = dataclasses.asdict(config)
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=float("inf"))
@@ -47,6 +51,8 @@ def to_yaml(config) -> str:
 def read_yaml(path: Path):
     try:
         require_regular(path)
+        if (size := path.stat().st_size) > _MOST:
+            raise ValueError(f"it has {size} bytes, of {_MOST} at most")
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
@@ -62,12 +68,17 @@ def flat(plain, path) -> dict:
         raise ConfigError(f"{path}: it {OLD_ALLEGRO}")
     for key, value in plain.items():
         if key == "heads" and isinstance(value, dict):
-            heads = value.items()
-            values |= {f"heads.{h}.{n}": v for h, own in heads for n, v in dict(own).items()}
+            for head, own in value.items():
+                own = own if isinstance(own, dict) else {"name": own}
+                values |= {f"heads.{head}.{n}": v for n, v in own.items()}
         elif key in ("model", "data", "training") and isinstance(value, dict):
             values |= {key if n == "name" else f"{key}.{n}": v for n, v in value.items()}
         else:
-            values[SHORTHANDS.get(key, key)] = value
+            values[SHORTHANDS.get(key, str(key))] = value
+    for key, value in values.items():  # before a message has one that aliases make endless
+        if isinstance(value, list | dict | set):
+            kind = type(value).__name__
+            raise ConfigError(f"{path}: {key} is impossible: a {kind}, and not one value")
     return values
 
 

@@ -145,6 +145,9 @@ def test_folder_of_a_failed_run_is_free(water, tmp_path, monkeypatch, capsys):
     assert "exists already and is not overwritten; go on with it by" in refused(settings, capsys)
 
 
+BOMB = "[&a0 [1], " + ", ".join(f"&a{k + 1} [*a{k}, *a{k}]" for k in range(60)) + "]"
+
+
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
@@ -158,7 +161,14 @@ def test_folder_of_a_failed_run_is_free(water, tmp_path, monkeypatch, capsys):
         ("epochs: null", "epoch: 6", "epoch is not a setting of this run; nearest: epochs"),
         ("run: null", "run: [", "cannot be read"),
         ("run: null", 'run: "a\\0b"', "without NUL characters"),
-        ("name: nequip", "name: [1]", "model=[1] is unknown"),
+        ("name: nequip", "name: [1]", "model is impossible: a list"),
+        ("name: nequip", f"name: {BOMB}", "model is impossible: a list"),
+        ("heads: {}", f"heads: {{a: {BOMB}}}", "heads.a.name is impossible: a list"),
+        ("preset: null", "preset: {a: 1}", "preset is impossible: a dict"),
+        ("run: null", "1: 2", "1 is not a setting"),
+        ("run: null", "#" * 2**20, "bytes, of 1048576 at most"),
+        ("reference_energies: null", "reference_energies: '{1: 0x" + "f" * 400 + "}'", "energies="),
+        ("reference_energies: null", f"reference_energies: '{{{'[' * 3000}'", "energies="),
     ],
 )
 def test_a_config_that_was_edited_by_hand(tmp_path, capsys, before, after, message):

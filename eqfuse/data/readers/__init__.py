@@ -18,7 +18,17 @@ from ase.io.formats import open_with_compression
 from eqfuse.data.lazy import reported
 from eqfuse.data.readers.ase_files import frames_by_ase, of_atoms, of_row, unlabelled
 from eqfuse.data.readers.extxyz import frames_of_extxyz, label_candidates
-from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, collected, indexed, named, some
+from eqfuse.data.readers.format import (
+    COMPRESSED,
+    USUAL_KEYS,
+    Keys,
+    Units,
+    collected,
+    indexed,
+    named,
+    require_room,
+    some,
+)
 from eqfuse.data.readers.hdf5 import frames_of_hdf5
 from eqfuse.data.readers.lammps import frames_of_lammps
 from eqfuse.data.readers.lmdb_files import frames_of_lmdb
@@ -26,8 +36,6 @@ from eqfuse.data.readers.pdb import frames_of_pdb
 from eqfuse.data.readers.rmd17 import frames_of_rmd17
 from eqfuse.data.readers.vasp import frames_of_vasp
 from eqfuse.data.structures import DataError, Structure
-
-_COMPRESSED = (".gz", ".bz2", ".xz")
 
 
 class Format(NamedTuple):
@@ -87,6 +95,7 @@ def iterate_structures(
 def _frames(path, format, keys: Keys, types: str | Sequence[str] | None) -> tuple:
     """Return the frames of a file as its format yields them, its name, and those that are read."""
     path, index = indexed(path)
+    require_room(path)
     format = format or _format(path)
     if format not in FORMATS:
         raise DataError(f"the format {format!r} is unknown; choose from: {', '.join(FORMATS)}")
@@ -216,7 +225,7 @@ _PEEKED = 10_000  # bytes, within which all formats say what they are
 def _format(path: str | os.PathLike) -> str:
     """Return the format of a file by its name, or else by what it begins with."""
     path, _ = indexed(path)
-    name = stem(path, _COMPRESSED).lower()
+    name = stem(path, COMPRESSED).lower()
     for format, known in FORMATS.items():
         if any(fnmatch.fnmatchcase(name, pattern.lower()) for pattern in known.names):
             return format
@@ -240,7 +249,7 @@ def stem(path: str | os.PathLike, suffixes=None) -> str:
     """Return the name of a file without the suffixes of compression and format."""
     name = os.path.basename(indexed(path)[0])
     patterns = [pattern[1:] for f in FORMATS.values() for pattern in f.names]
-    known = (*_COMPRESSED, *(p for p in patterns if p.startswith(".") and "*" not in p))
+    known = (*COMPRESSED, *(p for p in patterns if p.startswith(".") and "*" not in p))
     for suffix in known if suffixes is None else suffixes:
         name = name.removesuffix(suffix) or name
     return name

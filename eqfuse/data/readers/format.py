@@ -108,6 +108,35 @@ def require_file(path: str | os.PathLike) -> None:
         )
 
 
+COMPRESSED = (".gz", ".bz2", ".xz")
+
+
+class Room:
+    """The memory that the content of a file may take: `times` its bytes, and a megabyte."""
+
+    def __init__(self, path: str | os.PathLike, times: int = 64):
+        self._path, self.left = path, times * os.path.getsize(path) + 2**20
+
+    def take(self, size: int):
+        """Note memory that is asked for, bytes, or refuse it by a DataError."""
+        self.left -= size
+        if self.left < 0:
+            raise DataError(
+                f"{self._path} would be inflated to far more than its bytes: it is no data set, or "
+                "has to be unpacked before"
+            )
+
+
+def require_room(path: str | os.PathLike):
+    """Refuse a compressed file that would fill the memory; its reader refuses a damaged one."""
+    if not os.fspath(path).endswith(COMPRESSED) or not os.path.isfile(path):
+        return
+    room, damaged = Room(path), (OSError, EOFError, zlib.error, lzma.LZMAError)
+    with contextlib.suppress(damaged), open_with_compression(os.fspath(path), "rb") as file:
+        while part := file.read(2**20):
+            room.take(len(part))
+
+
 def lines_of(path: str | os.PathLike) -> Iterator[str]:
     """Yield the lines of a text, which may be compressed (.gz, .bz2, .xz)."""
     require_file(path)

@@ -8,7 +8,14 @@ import numpy as np
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from eqfuse.data.readers.ase_files import as_atoms
-from eqfuse.data.readers.format import USUAL_KEYS, Keys, imported, refused_as, require_file
+from eqfuse.data.readers.format import (
+    USUAL_KEYS,
+    Keys,
+    Room,
+    imported,
+    refused_as,
+    require_file,
+)
 from eqfuse.data.structures import DataError, Structure
 
 
@@ -27,7 +34,7 @@ def frames_of_hdf5(
     require_file(path)
     h5py = imported("h5py", path)
     with refused_as(f"{path} cannot be read as HDF5"), h5py.File(path, "r") as file:
-        batches = _numbered(file, "config_batch_")
+        room, batches = Room(path), _numbered(file, "config_batch_")
         if not batches:
             raise DataError(
                 f"{path} has no groups config_batch_0, ... as files of mace_prepare_data; it "
@@ -35,28 +42,43 @@ def frames_of_hdf5(
             )
         for batch in batches:
             for group in _numbered(batch, "config_"):
-                yield lambda group=group: _atoms(group, keys)
+                yield lambda group=group: _atoms(group, keys, room)
 
 
 def _numbered(group, prefix: str) -> list:
     """Return the items of a group named by a prefix and a number, in the order of the numbers."""
     # Names in damaged files are bytes.
     names = [n for n in group if isinstance(n, str) and n.removeprefix(prefix).isdecimal()]
+    _require_own(group, names)
     return [group[name] for name in sorted(names, key=lambda n: int(n.removeprefix(prefix)))]
 
 
-def _values(group) -> dict:
+def _require_own(group, names):
+    """Refuse links to other files, which may be anything."""
+    for name in names:
+        if hasattr(group.get(name, getlink=True), "filename"):
+            raise DataError(f"{group.name}/{name} is in another file; write one file")
+
+
+def _values(group, room: Room) -> dict:
     """Return the values of the data sets of a group, without those that are "None"."""
-    found = {key: item[()] for key, item in group.items() if hasattr(item, "shape")}
+    _require_own(group, group)
+    found = {}
+    for key, item in group.items():
+        if hasattr(item, "shape") and not (item.shape and item.dtype.hasobject):
+            if item.is_virtual or item.external:
+                raise DataError(f"{item.name} is in another file; write one file")
+            room.take(item.nbytes)
+            found[key] = item[()]
     text = {k: v.decode("utf-8", "replace") for k, v in found.items() if isinstance(v, bytes)}
     return {key: value for key, value in (found | text).items() if text.get(key) != "None"}
 
 
-def _atoms(group, keys: Keys) -> ase.Atoms:
+def _atoms(group, keys: Keys, room: Room) -> ase.Atoms:
     with refused_as("not a configuration of mace"):
-        own = _values(group)
+        own = _values(group, room)
         properties, weights = (
-            _values(group[name]) if name in group else {}
+            _values(group[name], room) if name in group else {}
             for name in ("properties", "property_weights")
         )
         geometry = (own[key] for key in ("atomic_numbers", "positions"))

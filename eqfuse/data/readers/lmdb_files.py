@@ -13,7 +13,7 @@ from ase.db.row import AtomsRow
 from ase.io.jsonio import decode
 
 from eqfuse.data.readers.ase_files import of_row
-from eqfuse.data.readers.format import imported, refused_as, require_file
+from eqfuse.data.readers.format import Room, imported, refused_as, require_file
 from eqfuse.data.structures import DataError
 
 _NOT_ROWS = (b"nextid", b"deleted_ids", b"metadata")
@@ -42,10 +42,11 @@ def frames_of_lmdb(path: str | os.PathLike) -> Iterator[ase.Atoms]:
         lmdb.open(os.fspath(path), **how) as environment,
         environment.begin() as transaction,
     ):
+        room = Room(os.path.join(path, "data.mdb") if folder else path)
         ids = [key for key, _ in transaction.cursor() if key not in _NOT_ROWS]
         for key in sorted(ids, key=_number):
             with refused_as(f"{path}: a row is damaged"):
-                atoms = of_row(_row(path, transaction.get(key), key))
+                atoms = of_row(_row(path, transaction.get(key), key, room))
             yield atoms
 
 
@@ -53,9 +54,11 @@ def _number(key: bytes) -> tuple[int, bytes]:
     return (int(key), b"") if key.isdigit() else (0, key)
 
 
-def _row(path, value: bytes, key: bytes) -> AtomsRow:
+def _row(path, value: bytes, key: bytes, room: Room) -> AtomsRow:
     try:
-        fields = decode(zlib.decompress(value).decode("utf-8"))
+        text = zlib.decompressobj().decompress(value, room.left + 1)
+        room.take(len(text))
+        fields = decode(text.decode("utf-8"))
     except (zlib.error, json.JSONDecodeError, UnicodeDecodeError) as err:
         raise DataError(
             f"{path} does not hold rows of ASE as compressed JSON ({err}); files of pickled "

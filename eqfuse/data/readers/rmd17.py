@@ -7,7 +7,7 @@ import ase
 import numpy as np
 from ase.calculators.singlepoint import SinglePointCalculator
 
-from eqfuse.data.readers.format import UNITS, Units, require_file
+from eqfuse.data.readers.format import UNITS, Room, Units, require_file
 from eqfuse.data.structures import DataError
 
 _RMD17 = ("nuclear_charges", "coords", "energies", "forces")
@@ -55,9 +55,7 @@ def _load(path) -> tuple[dict[str, np.ndarray], Units]:
                 raise DataError(
                     f"{path} is a single array, not an npz file with {', '.join(_RMD17)}"
                 )
-            whole = sum(part.file_size for part in file.zip.infolist())
-            if whole > 8 * os.path.getsize(path) + 2**20:  # as eqfuse.runs.files.room_of
-                raise DataError(f"{path} would be inflated to {whole} bytes: it is no data set")
+            Room(path, 8).take(sum(part.file_size for part in file.zip.infolist()))
             keys = _MD22 if set(_MD22) <= set(file) else _RMD17
             missing = [key for key in keys if key not in file]
             if missing:

@@ -1,10 +1,15 @@
 """Files with random damage are read, or refused with a DataError; nothing else happens."""
 
+import functools
 import os
 import time
+import zlib
 
+import h5py
+import lmdb
 import numpy as np
 import pytest
+from ase.io.formats import open_with_compression
 
 from eqfuse.data import DataError, isolated_atom_energies, read_structures
 from tests.data.readers.test_doors import WRITERS, elements, made_set
@@ -92,3 +97,46 @@ def test_comment_lines_of_megabytes_are_refused(tmp_path):
     message = r"frames.xyz, frame 0 \(line 2\): a comment line of 60000\d\d characters, and at most"
     with pytest.raises(DataError, match=message):
         read_structures(path)
+
+
+def write_packed(path):
+    with open_with_compression(str(path), "wb") as file:
+        file.write(b"1\n\nH 0 0 0\n" * 10**6)
+
+
+def write_row(path):
+    with lmdb.open(str(path), map_size=2**24, subdir=False) as file, file.begin(write=True) as to:
+        to.put(b"1", zlib.compress(b" " * 10**7))
+
+
+def write_hdf5(path, **how):
+    with h5py.File(path, "w") as file:
+        group = file.create_group("config_batch_0/config_0")
+        group["atomic_numbers"], group["cell"] = [1], "None"
+        group.create_dataset("positions", (10**6, 3), "f8", **how)
+
+
+def write_link(path):
+    with h5py.File(path, "w") as file:
+        file["config_batch_0"] = h5py.ExternalLink(str(path.with_name("pipe")), "/")
+
+
+BOMBS = {
+    "a.xyz.gz": write_packed,
+    "a.xyz.bz2": write_packed,
+    "a.xyz.xz": write_packed,
+    "a.cif.gz": write_packed,
+    "a.lmdb": write_row,
+    "a.h5": functools.partial(write_hdf5, chunks=(1000, 3), compression="gzip"),
+    "raw.h5": functools.partial(write_hdf5, external=[("/dev/zero", 0, 24 * 10**6)]),
+    "link.h5": write_link,
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_files_that_would_fill_the_memory_or_name_others_are_refused(name, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    BOMBS[name](tmp_path / name)
+    match = "in another file" if name in ("raw.h5", "link.h5") else "inflated to far more than its"
+    with pytest.raises(DataError, match=match):
+        read_structures(tmp_path / name, require_labels=False)

@@ -126,7 +126,11 @@ class Distillation:
 
     def trained_on(self, number: int) -> list[ase.Atoms]:
         """Return the frames that a round trains on; those of earlier rounds come first."""
-        frames = self.frames("labels") + [a for a in self.frames("own") if a.info["round"] < number]
+        frames = [a for name in ("labels", "own") for a in self.frames(name)]
+        late = "stopped", "own"  # which trajectories of a round's student add
+        frames = [
+            a for a in frames if a.info["round"] < number or a.info["config_type"] not in late
+        ]
         return sorted(frames, key=lambda atoms: atoms.info["round"])
 
     @functools.cached_property

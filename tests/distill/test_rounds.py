@@ -1,6 +1,8 @@
 """Rounds: what is labelled, when they end, and that an interrupted one goes on to the same."""
 
 import dataclasses
+import os
+import time
 
 import ase.build
 import ase.io
@@ -326,6 +328,46 @@ def test_interrupted_distillation_goes_on_to_the_same_labels(count, begin, monke
     again.run()
     for name in rounds.KINDS:
         assert frames_of(again, name) == frames_of(whole, name)
+
+
+class Killed(BaseException):
+    """What ends a distillation, and lets none of its files be written any more."""
+
+
+@pytest.mark.parametrize("part", [0.1, pytest.param(0.6, marks=pytest.mark.slow)])
+def test_a_killed_distillation_ends_like_one_that_was_not(part, begin, monkeypatch):
+    """At a file of it, by chance; what is on the disk changes with a whole file alone."""
+    given, replace, count = {"labels": ROUND + LAST, "forces": 1e-9}, os.replace, [0]
+    seed = time.time_ns()
+    print("seed", seed)  # other moments in every run of the test
+    rng = np.random.default_rng(seed)
+
+    def counted(source, target):
+        count[0] -= 1
+        if count[0] <= 0 < limit[0]:
+            raise Killed
+        replace(source, target)
+
+    limit = [0]
+    monkeypatch.setattr(os, "replace", counted)
+    whole, killed = begin(run="whole", **given), begin(run="killed", **given)
+    count[0] = 0
+    whole.run()
+    limit[0] = -count[0]
+    count[0] = 1 + int(limit[0] * (part + 0.3 * rng.random()))
+    with pytest.raises(Killed):
+        killed.run()
+    limit[0] = 0
+    again = Distillation(killed.settings, killed.folder)
+    again.run()
+    for name in rounds.KINDS:
+        assert frames_of(again, name) == frames_of(whole, name)
+    for name in ("rounds", "trajectories"):
+        rows = [
+            [{k: v for k, v in row.items() if "minutes" not in k} for row in of.rows(name)]
+            for of in (again, whole)
+        ]
+        assert rows[0] == rows[1] != []
 
 
 def test_finished_distillation_goes_on_with_more_labels(begin, steady):

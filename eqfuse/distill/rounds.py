@@ -126,12 +126,10 @@ class Distillation:
 
     def trained_on(self, number: int) -> list[ase.Atoms]:
         """Return the frames that a round trains on; those of earlier rounds come first."""
-        frames = [a for name in ("labels", "own") for a in self.frames(name)]
-        late = "stopped", "own"  # which trajectories of a round's student add
-        frames = [
-            a for a in frames if a.info["round"] < number or a.info["config_type"] not in late
-        ]
-        return sorted(frames, key=lambda atoms: atoms.info["round"])
+        late = "stopped", "own"  # which the trajectories of a round's student add
+        frames = self.frames("labels") + self.frames("own")
+        known = [a for a in frames if a.info["round"] + (a.info["config_type"] in late) <= number]
+        return sorted(known, key=lambda atoms: atoms.info["round"])
 
     @functools.cached_property
     def has_stress(self) -> bool:

@@ -65,7 +65,7 @@ def test_the_kernel_of_nodes_does_not_race(target, lanes, monkeypatch):
     assert {re.search(r"\.entry (\w+?)_[0-9a-f]{16}", text)[1] for text in texts} == {"fused_node"}
 
 
-FEW = ("linear 16-l1", "forward", False), ("radial 8", "backward", True)
+FEW = ("linear 16-l1", "forward", 32), ("radial 8", "backward", 64), ("radial 8", "backward", -64)
 """Run by default in every precision that the matrix unit has."""
 
 
@@ -73,19 +73,16 @@ def _on_the_matrix_unit():
     for name in (*cases.LINEARS, *cases.DENSE):
         for order in cases.ORDERS:
             for dtype in cases.MATRIX_UNIT:
-                for wide in (False, True):
-                    small = (name, order, wide) in FEW
-                    marks = [] if small else [pytest.mark.slow]
-                    label = f"{name}-{order}-{dtype}-{'wide' if wide else 'narrow'}"
-                    yield pytest.param(name, order, dtype, wide, marks=marks, id=label)
+                for tile in (32, 64, -32, -64) if dtype == cases.TF32X3 else (32, 64):
+                    marks = [] if (name, order, tile) in FEW else [pytest.mark.slow]
+                    label = f"{name}-{order}-{dtype}-{tile}"
+                    yield pytest.param(name, order, dtype, tile, marks=marks, id=label)
 
 
-@pytest.mark.parametrize(("name", "order", "dtype", "wide"), list(_on_the_matrix_unit()))
-def test_linears_multiply_on_the_matrix_unit(name, order, dtype, wide, monkeypatch):
-    """In TF32x3 and in bfloat16; tiles of few rows are narrow but where they are made wide here."""
-    if wide:
-        monkeypatch.setattr(linear, "MANY_PROGRAMS", 0)
-        monkeypatch.setattr(linear, "DEEP_PROGRAMS", 0)
+@pytest.mark.parametrize(("name", "order", "dtype", "tile"), list(_on_the_matrix_unit()))
+def test_linears_multiply_on_the_matrix_unit(name, order, dtype, tile, monkeypatch):
+    """In TF32x3, by Triton or by bits, and in bfloat16; tiles of few rows are made wide here."""
+    monkeypatch.setattr(linear, "tile", lambda *_: tile)
     texts = []
     cases.check(name, order, dtype, "sm_90", lambda text: (texts.append(text), text)[1])
     assert texts

@@ -170,21 +170,21 @@ def _lower_form(*args, form, num_rows, num_nodes, backend):
     return summed(computed, form, inputs)
 
 
-BY_XLA = 0
+BY_XLA = (0,)
 PRECISIONS = {"ieee": "highest", "tf32x3": TF32X3, "tf32": "TF32_TF32_F32"}
 """Of `Form.input_precision`, what JAX calls them."""
 
 
-def measured_plan(form: Form, num_rows: int, num_nodes: int, dtype) -> int | None:
+def measured_plan(form: Form, num_rows: int, num_nodes: int, dtype) -> tuple[int, ...] | None:
     """Return which of `plans` was fastest on this GPU, or None where that was not measured."""
     problem = measured.Problem.of(form, num_rows, num_nodes, "triton", dtype)
     if measured.is_collecting():
         measured.note(problem)
     found = measured.lookup(problem)
-    return int(found.chosen) if found else None
+    return tuple(map(int, found.chosen.split())) if found else None
 
 
-def plans(problem: measured.Problem) -> list[int]:
+def plans(problem: measured.Problem) -> list[tuple[int, ...]]:
     """Return the plans of the kernel of a form or linear form on a GPU, that of the rule first.
 
     That of no kernel, `BY_XLA`, is a linear form by XLA's matmuls.
@@ -195,7 +195,7 @@ def plans(problem: measured.Problem) -> list[int]:
     return triton.form_plans(form, dtype, rows, problem.num_nodes, problem.deterministic)
 
 
-def by_plan(problem: measured.Problem, plan: int, floats, _, integers) -> list[jax.Array]:
+def by_plan(problem: measured.Problem, plan, floats, _, integers) -> list[jax.Array]:
     """Return the outputs of a form or linear form on a GPU, by one of its plans."""
     form, rows = problem.op, problem.num_rows
     if form.has_matrices:
@@ -308,7 +308,7 @@ activation_p = rules.defined_primitive(
 mlir.register_lowering(activation_p, mlir.lower_fun(_activation, multiple_results=True))
 
 
-def _linear_on_gpu(form: Form, arrays, index, num_rows: int, plan: int | None) -> list[jax.Array]:
+def _linear_on_gpu(form: Form, arrays, index, num_rows: int, plan) -> list[jax.Array]:
     if plan != BY_XLA:
         return triton.run_linear_form(form, arrays, index, num_rows, plan)
     precision = PRECISIONS[form.input_precision]

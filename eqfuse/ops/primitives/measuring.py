@@ -185,7 +185,7 @@ def _candidates(problem: Problem, order: int) -> Iterator[tuple[str, Callable]]:
         }
     else:
         functions = {
-            str(plan): functools.partial(forms.by_plan, problem, plan)
+            " ".join(map(str, plan)): functools.partial(forms.by_plan, problem, plan)
             for plan in forms.plans(problem)
         }
     for name, function in functions.items():

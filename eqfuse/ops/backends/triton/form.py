@@ -71,6 +71,7 @@ class Task:
     dtype: str  # of the operands, a numpy name
     edge_lanes: int = 1  # edges of a program at a time, if threads allow it: a power of two
     all_channels: bool = False  # of one program, where several would have them otherwise
+    channels: int = 0  # of a program at most; 0 for `blocks` to say
 
     @property
     def written(self) -> set[tuple[int, int]]:
@@ -79,9 +80,12 @@ class Task:
         } | self.zero_segments
 
 
-def blocks(form: Form, reduces_channels: bool) -> tuple[int, int]:
-    """Return channels of a program and the number of such blocks, one if channels are summed."""
-    widest = THREADS if reduces_channels else 128  # a thread each
+def blocks(form: Form, reduces_channels: bool, most: int = 0) -> tuple[int, int]:
+    """Return channels of a program, at most so many, and the number of such blocks.
+
+    Without `most`, there is one block if channels are summed.
+    """
+    widest = most or (THREADS if reduces_channels else 128)  # a thread each
     block = min(power_of_two(form.max_mul), widest)
     return block, -(-form.max_mul // block)
 
@@ -126,7 +130,7 @@ class TaskEmitter(Emitter):
         self.added = {o for o in written if self.form.outputs[o].index not in owned}  # atomically
         self.continued = tuple(sorted(written & {o for o, _ in task.accumulated} | self.added))
         reduces = task.all_channels or any(not self.form.outputs[o].channels for o in self.outputs)
-        self.lanes, self.channel_blocks = blocks(self.form, reduces)
+        self.lanes, self.channel_blocks = blocks(self.form, reduces, task.channels)
         self.partial = tuple(
             o for o in self.outputs if self.channel_blocks > 1 and not self.form.outputs[o].channels
         )
@@ -491,16 +495,22 @@ def unsupported_reason(form: Form, dtype: str) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def kernels(form: Form, dtype: str, edge_lanes: int = 1, atomic=False) -> tuple[FormKernel, ...]:
-    """Return the kernels that together compute a form in one dtype, in the order to run."""
-    return tuple(TaskEmitter(task).kernel() for task in tasks(form, dtype, edge_lanes, atomic))
+def kernels(form: Form, dtype: str, *plan) -> tuple[FormKernel, ...]:
+    """Return the kernels that together compute a form in one dtype, in the order to run.
+
+    `plan` is what `tasks` takes.
+    """
+    return tuple(TaskEmitter(task).kernel() for task in tasks(form, dtype, *plan))
 
 
 @functools.lru_cache(maxsize=1024)
-def tasks(form: Form, dtype: str, edge_lanes: int = 1, atomic: bool = False) -> tuple[Task, ...]:
+def tasks(
+    form: Form, dtype: str, edge_lanes: int = 1, atomic: bool = False, channels: int = 0
+) -> tuple[Task, ...]:
     """Return the tasks of the kernels of a form.
 
-    With `atomic`, programs of receivers compute all outputs, and rows of senders are added to.
+    With `atomic`, programs of receivers compute all outputs, and rows of senders are added to. A
+    program of 32 `channels` is one warp: it sums them without barriers, and another sum follows.
     """
     found, accumulated = [], set()
     by_receiver = {Index.RECEIVER: [*range(len(form.outputs))]}
@@ -518,7 +528,7 @@ def tasks(form: Form, dtype: str, edge_lanes: int = 1, atomic: bool = False) -> 
             parts = frozenset(accumulated), frozenset(zero_segments), shared
             terms = sum(len(path.terms) for group in chunk for path in group)
             lanes = edge_lanes if terms <= TERMS_OF_LANES else 1
-            found.append(Task(form, chunk, reduce_over, *parts, dtype, lanes))
+            found.append(Task(form, chunk, reduce_over, *parts, dtype, lanes, channels=channels))
             accumulated |= found[-1].written
             zero_segments = set()
     return tuple(found)

@@ -99,9 +99,10 @@ def generate(linear_form: Form, dtype: str, partial: bool, tile: int = TILE) -> 
     """Return the kernel of a linear form, with tiles of at most so many rows and columns.
 
     It reads the inputs and the index of sets, if there are several; with `partial`, weights are
-    [num_parts, ...] sums in float32 or better.
+    [num_parts, ...] sums in float32 or better. A negative tile is one that splits factors by bits.
     """
-    text = DenseEmitter(dtype, linear_form.input_precision)
+    text = DenseEmitter(dtype, linear_form.input_precision, by_bits=tile < 0)
+    tile = abs(tile)
     text.emit("program = tl.program_id(0)")
     text.emit("first = program * 0")
     for job in jobs(linear_form):

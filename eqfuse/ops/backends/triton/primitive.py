@@ -58,38 +58,49 @@ for _platform in ("cuda", "rocm"):
 
 def form_plans(
     form: Form, dtype: str, num_rows: int, num_nodes: int, deterministic: bool = True
-) -> list[int]:
-    """Return how many edges at a time the kernels of a form may have; what the rule says first.
+) -> list[tuple[int, ...]]:
+    """Return the plans of the kernels of a form, what the rule says first.
 
-    Negative ones are of kernels that add the rows of senders atomically, where these are outputs.
+    The first number of a plan is how many edges a program has at a time, negative where it adds the
+    rows of senders atomically; a second is how many channels, where it sums over channels.
     """
     rule = _lanes(form, dtype, num_rows, num_nodes)
     if not form.on_graph or dtype == "float64":  # whose kernels have no registers left
-        return [rule]
-    texts = {plan.kernels(form, dtype, lanes): lanes for lanes in (*LANES, rule)}  # each once
-    atomic = not deterministic and any(o.index is Index.SENDER for o in form.outputs)
-    added = sorted({-1, -rule}) if atomic else []
-    return [rule, *(lanes for lanes in texts.values() if lanes != rule), *added]
+        return [(rule,)]
+    wanted = [(rule,), *((lanes,) for lanes in LANES), (rule, plan.WARP)]
+    if not deterministic and any(o.index is Index.SENDER for o in form.outputs):
+        wanted += [(-1,), (-rule,), (-1, plan.WARP)]
+    if all(o.channels for o in form.outputs):
+        wanted = [chosen for chosen in wanted if len(chosen) == 1]
+    texts: dict[tuple, tuple[int, ...]] = {}
+    for chosen in wanted:
+        texts.setdefault(_kernels(form, dtype, chosen), chosen)  # each once
+    return list(texts.values())
+
+
+def _kernels(form: Form, dtype: str, chosen: tuple[int, ...]) -> tuple[plan.FormKernel, ...]:
+    lanes, *channels = chosen
+    return plan.kernels(form, dtype, abs(lanes), lanes < 0, *channels)
 
 
 def _lanes(form: Form, dtype: str, num_rows: int, num_nodes: int) -> int:
     return plan.edge_lanes(form, dtype, num_rows, num_nodes) if form.on_graph else 1
 
 
-LANES = 8, 4, 2, 1
+LANES = 1, 2, 4, 8
 """Edges of a node that a program may have at a time."""
 
 
-def run_form(form: Form, inputs, indices, num_rows: int, num_nodes: int, lanes: int | None = None):
+def run_form(form: Form, inputs, indices, num_rows: int, num_nodes: int, chosen=None):
     """Return the outputs of a form, computed by its kernels.
 
-    `indices` are arrays by name, and `lanes` one of `form_plans`, the first if it is None.
+    `indices` are arrays by name, and `chosen` one of `form_plans`, the first if it is None.
     """
     sizes = {"num_rows": num_rows, "num_nodes": num_nodes}
     results: dict[int, jax.Array] = {}
     dtype = inputs[0].dtype.name
-    lanes = lanes or _lanes(form, dtype, num_rows, num_nodes)
-    for kernel in plan.kernels(form, dtype, abs(lanes), atomic=lanes < 0):
+    chosen = chosen or (_lanes(form, dtype, num_rows, num_nodes),)
+    for kernel in _kernels(form, dtype, chosen):
         arrays = [inputs[i] for i in kernel.inputs]
         arrays += [indices[name] for name in kernel.index_arrays]
         aliases = tuple(
@@ -128,19 +139,24 @@ def num_parts(linear_form: Form, num_rows: int) -> int:
     return max(1, min(most, MOST_PARTS, num_rows // ROWS_OF_A_PART))
 
 
-def linear_plans(linear_form: Form, dtype: str, num_rows: int) -> list[int]:
-    """Return the tiles that the kernel of a linear form may have; what the rule says first."""
+def linear_plans(linear_form: Form, dtype: str, num_rows: int) -> list[tuple[int]]:
+    """Return the tiles that the kernel of a linear form may have; what the rule says first.
+
+    Negative ones are of kernels that split the factors of "tf32x3" by bits.
+    """
     parts = num_parts(linear_form, num_rows)
     rule = linear.tile(linear_form, dtype, num_rows, parts)
     if dtype == "float64" or linear_form.num_sets:
-        return [rule]
-    return [rule, linear.WIDE_TILE if rule == linear.TILE else linear.TILE]
+        return [(rule,)]
+    tiles = [rule, linear.WIDE_TILE if rule == linear.TILE else linear.TILE]
+    in_three = dtype == "float32" and linear_form.input_precision == "tf32x3"
+    return [(tile,) for tile in tiles + [-tile for tile in tiles] * in_three]
 
 
-def run_linear_form(linear_form: Form, arrays, index, num_rows: int, tile: int | None = None):
+def run_linear_form(linear_form: Form, arrays, index, num_rows: int, chosen=None):
     """Return the outputs of a linear form, from one kernel; another adds up parts of gradients.
 
-    `tile` is one of `linear_plans`, the first if it is None.
+    `chosen` is one of `linear_plans`, the first if it is None.
     """
     dtype = arrays[0].dtype.name
     parts = num_parts(linear_form, num_rows)
@@ -150,8 +166,8 @@ def run_linear_form(linear_form: Form, arrays, index, num_rows: int, tile: int |
         else linear_form.shape(o, num_rows)
         for o in linear_form.outputs
     ]
-    tile = tile or linear.tile(linear_form, dtype, num_rows, parts)
-    if tile == linear.WIDE_TILE and not linear_form.num_sets:
+    [tile] = chosen or (linear.tile(linear_form, dtype, num_rows, parts),)
+    if abs(tile) == linear.WIDE_TILE and not linear_form.num_sets:
         linear_form, turned = linear_form.turned()  # for many rows worth the launches
         arrays = [*arrays, *(arrays[n].T for n in turned)]
     results = launch(
@@ -159,7 +175,7 @@ def run_linear_form(linear_form: Form, arrays, index, num_rows: int, tile: int |
         [*arrays, *index],
         shapes,
         (num_rows, parts),
-        (linear.programs(linear_form, num_rows, parts, tile),),
+        (linear.programs(linear_form, num_rows, parts, abs(tile)),),
     )
     if parts == 1:
         return results

@@ -44,15 +44,15 @@ def edges(dropped: bool) -> ops.Edges:
     return jax.jit(ops.Edges.from_arrays, static_argnums=2)(senders, receivers, SMALL.num_nodes)
 
 
-def check(form, graph: ops.Edges, lanes: int):
-    """Compare with XLA; edges that are dropped have rows of zeros."""
+def check(form, graph: ops.Edges, *chosen: int):
+    """Compare a plan with XLA; edges that are dropped have rows of zeros."""
     sizes = len(SMALL.pairs), SMALL.num_nodes
     is_dropped = (graph.senders >= SMALL.num_nodes) | (graph.receivers < 0)
     rng = np.random.default_rng(0)
     shapes = [form.shape(o, *sizes) for o in form.inputs]
     inputs = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
     indices = {name: getattr(graph, name) for name in INDEX_ARRAYS}
-    found = jax.jit(lambda *a: primitive.run_form(form, a, indices, *sizes, -lanes))(*inputs)
+    found = jax.jit(lambda *a: primitive.run_form(form, a, indices, *sizes, chosen))(*inputs)
     expected = forms.evaluate(form, inputs, graph, backend="xla")
     for operand, a, b in zip(form.outputs, found, expected, strict=True):
         assert jnp.any(b), operand
@@ -67,7 +67,20 @@ def check(form, graph: ops.Edges, lanes: int):
 @pytest.mark.parametrize("order", ["backward", "double"])
 @pytest.mark.parametrize("name", FORMS)
 def test_outputs_are_those_of_xla(name, order, dropped, lanes):
-    check(derivatives(FORMS[name])[order], edges(dropped), lanes)
+    check(derivatives(FORMS[name])[order], edges(dropped), -lanes)
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+@pytest.mark.parametrize("order", ["backward", "double"])
+def test_programs_of_a_warp_sum_their_channels(order, dropped):
+    """300 channels have ten programs, whose sums are added; two edges at a time, in one."""
+    form = derivatives(FORMS["blocks of channels"])[order]
+    problem = measured.Problem.of(form, 6, 5, "triton", jnp.dtype("float32"))
+    assert (1, 32) in forms.plans(problem)
+    check(form, edges(dropped), 1, 32)
+    check(form, edges(dropped), 2, 32)
+    check(form, edges(dropped), -1, 32)
+    assert {k.spec.num_warps for k in plan.kernels(form, "float32", 1, False, 32)} == {1}
 
 
 def test_later_kernels_add_to_the_sums_of_earlier_ones(monkeypatch):
@@ -76,7 +89,7 @@ def test_later_kernels_add_to_the_sums_of_earlier_ones(monkeypatch):
     monkeypatch.setattr(plan, "tasks", plan.tasks.__wrapped__)
     monkeypatch.setattr(plan, "kernels", plan.kernels.__wrapped__)
     assert len(plan.kernels(form, "float32", 1, True)) > 1
-    check(form, edges(dropped=True), 1)
+    check(form, edges(dropped=True), -1)
 
 
 def test_sums_of_bfloat16_are_in_float32():
@@ -96,16 +109,47 @@ def test_they_are_plans_only_where_the_user_allows_it(monkeypatch):
         problems.append(measured.Problem.of(form, 6, 5, "triton", jnp.dtype("float32")))
     plans = [forms.plans(problem) for problem in problems]
     assert plans[0] == plans[2]
-    assert min(plans[0]) > 0
-    assert plans[1] == [*plans[0], -1]
+    assert min(plans[0]) > (0,)
+    assert plans[1] == [*plans[0], (-1,)]
     names = [problem.name for problem in problems]  # under which results are kept
     assert names[0] == names[2] != names[1]
     assert "sums in any order" in names[1]
     of_sums = measured.Problem.of(FORMS["odd"], 6, 5, "triton", jnp.dtype("float32"))
-    assert min(forms.plans(of_sums)) > 0  # of receivers alone
+    assert min(forms.plans(of_sums)) > (0,)  # of receivers alone
     monkeypatch.setenv(VARIABLE, "no")
     with pytest.raises(ValueError, match=f"{VARIABLE} must be 0 or 1, got 'no'"):
         measured.Problem.of(form, 6, 5, "triton", jnp.dtype("float32"))
+
+
+def operands(irreps: str):
+    x = e3nn.normal(irreps, jax.random.key(0), (SMALL.num_nodes,))
+    return x, e3nn.normal("0e+1o", jax.random.key(1), (len(SMALL.pairs),))
+
+
+def gradients(backend: str):
+    """Return a function of gradients, and those of a function of them, as forces need them."""
+    graph = edges(dropped=False)
+
+    def loss(x, y):
+        out = ops.graph_tensor_product(x, y, edges=graph, backend=backend).array
+        return jnp.sum(jnp.sin(out))
+
+    def second(x, y):
+        return sum(jnp.sum(jnp.cos(g.array)) for g in jax.grad(loss, (0, 1))(x, y))
+
+    return jax.jit(lambda x, y: (jax.grad(loss, (0, 1))(x, y), jax.grad(second, (0, 1))(x, y)))
+
+
+def assert_as_e3nn(x, y):
+    results = gradients("triton")(x, y)
+    for a, b in zip(*map(jax.tree.leaves, (results, gradients("e3nn")(x, y))), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=4e-6 * float(jnp.abs(b).max()))
+
+
+@pytest.mark.parametrize("chosen", [(1, 32), (2, 32), (-1, 32)])
+def test_programs_of_a_warp_give_what_e3nn_gives(chosen, monkeypatch):
+    monkeypatch.setattr(forms, "measured_plan", lambda *_: chosen)
+    assert_as_e3nn(*operands("40x0e+33x1o"))
 
 
 def test_gradients_and_their_gradients_where_it_was_faster(monkeypatch, tmp_path):
@@ -113,29 +157,14 @@ def test_gradients_and_their_gradients_where_it_was_faster(monkeypatch, tmp_path
     monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(measured, "_results", {})
     monkeypatch.setattr(measuring, "MOST_SETS", 1)
-    graph = edges(dropped=False)
-    x = e3nn.normal("3x0e+2x1o", jax.random.key(0), (SMALL.num_nodes,))
-    y = e3nn.normal("0e+1o", jax.random.key(1), (len(SMALL.pairs),))
-
-    def loss(x, y, backend):
-        out = ops.graph_tensor_product(x, y, edges=graph, backend=backend).array
-        return jnp.sum(jnp.sin(out))
-
-    def gradients(backend):
-        """Return a function of gradients, and those of a function of them, as forces need them."""
-        first = lambda x, y: jax.grad(loss, (0, 1))(x, y, backend)  # noqa: E731
-
-        def second(x, y):
-            return sum(jnp.sum(jnp.cos(g.array)) for g in first(x, y))
-
-        return jax.jit(lambda x, y: (first(x, y), jax.grad(second, (0, 1))(x, y)))
+    x, y = operands("3x0e+2x1o")
 
     def atomic() -> int:
         used = lowering._used(gradients("triton"), (x, y))
         return sum("tl.atomic_add" in spec.source for spec in lowering._specs(used))
 
     def timer(calls):
-        return {name: 0.5 if int(name) < 0 else 1.0 for name in calls}
+        return {name: 0.5 if name.startswith("-") else 1.0 for name in calls}
 
     monkeypatch.setenv(VARIABLE, "0")
     with ops.recorded() as calls:
@@ -143,9 +172,7 @@ def test_gradients_and_their_gradients_where_it_was_faster(monkeypatch, tmp_path
     assert all(m.result.left_out == {} for m in found)
     assert f"may not repeat: {VARIABLE} is 0" in calls[0].why
     assert atomic() >= 2
-    results = gradients("triton")(x, y)
-    for a, b in zip(*map(jax.tree.leaves, (results, gradients("xla")(x, y))), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=4e-6 * float(jnp.abs(b).max()))
+    assert_as_e3nn(x, y)
     monkeypatch.delenv(VARIABLE)
     assert atomic() == 0
     with ops.recorded() as calls:

@@ -1,4 +1,4 @@
-"""Kernels of receivers that add to the rows of senders atomically, where the user allows it."""
+"""Plans of kernels: receivers add to rows of senders atomically, if allowed; programs are warps."""
 
 import e3nn_jax as e3nn
 import jax
@@ -12,6 +12,7 @@ from eqfuse.ops.backends.triton import primitive
 from eqfuse.ops.ir import products
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Index, derivatives
 from eqfuse.ops.primitives import forms, lowering, measured, measuring
+from tests.ops import tiers
 from tests.ops.cases import SMALL
 
 pytest.importorskip("triton", reason="the interpreter is part of triton")
@@ -191,3 +192,12 @@ def test_one_kernel_of_a_backward_pass_does_not_spill(name, target):
     assert compiled.spilled_bytes == 0
     instruction = "global_atomic_add_f32" if target == "gfx942" else "red.global"
     assert instruction in compiled.assembly.replace("red.relaxed.gpu.global", "red.global")
+
+
+@pytest.mark.parametrize("name", tiers.slow_unless(["nequip-64-l2"], "nequip-64-l2", "mace-large"))
+def test_programs_of_a_warp_have_no_barriers(name):
+    """The kernel of the rule has 10 and 17 of them for each edge."""
+    [kernel] = plan.kernels(CASES[name].forms()["backward"], "float32", 1, False, 32)
+    compiled = compile_kernel(kernel.spec, "sm_90")
+    assert (compiled.num_warps, compiled.spilled_bytes) == (1, 0)
+    assert "bar.sync" not in compiled.assembly

@@ -1,6 +1,6 @@
 """Measure what the predictions of kernels need of a GPU: launches, cold code, strided stores.
 
-    python -m benchmarks.gpu_costs [--seconds 2] [--json FILE]
+    python -m benchmarks.gpu_costs [--json FILE]
 
 Three numbers, each of small kernels of its own: the time from one kernel to the next, where they do
 nothing; how much longer straight-line kernels of 16, 64 and 128 kB take when their code is in no
@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks import record
-from benchmarks.gpu.times import in_turns
+from benchmarks.gpu.measure import in_turns
 from eqfuse.ops.backends.triton.primitive import launch
 from eqfuse.ops.backends.triton.spec import KernelSpec
 
@@ -109,59 +109,56 @@ def stores(strided: bool, number: int, x):
     return out
 
 
-def measure(seconds: float, small: bool) -> Iterator[dict]:
-    """Time all of it: one result for each number.
-
-    Args:
-      seconds: to time each.
-      small: tiny sizes, for a dry run.
-    """
+def measure(small: bool) -> Iterator[dict]:
+    """Time all of it, or tiny sizes for a dry run: one result for each number."""
     x, count = jnp.full(32, 0.5, jnp.float32), 3 if small else CHAIN
-    empty = _times({"empty": functools.partial(chain, [empty_kernel()] * count)}, x, seconds)
-    gap = 1e3 * empty["empty"]["ms"]["median"] / count
+    empty = _times({"empty": functools.partial(chain, [empty_kernel()] * count)}, x)
+    gap = 1e3 * empty["empty"] / count
     yield {"what": "from kernel to kernel", "us": gap, "of": f"{count} empty kernels in a row"}
     for size in CODE_BYTES:
-        yield _cold(size // 64 if small else size, x, seconds, 2 if small else None)
+        yield _cold(size // 64 if small else size, x, 2 if small else None)
     number = 3 * LANES * COMPONENTS if small else STORED
     sides = {
         n: functools.partial(stores, n == "strided", number) for n in ("contiguous", "strided")
     }
-    found = _times(sides, x, seconds)
-    for name, side in found.items():
-        us = 1e3 * side["ms"]["median"]
-        yield {"what": f"{name} stores", "us": us, "of": f"{number} numbers, {4 * number} bytes"}
+    for name, ms in _times(sides, x).items():
+        yield {
+            "what": f"{name} stores",
+            "us": 1e3 * ms,
+            "of": f"{number} numbers, {4 * number} bytes",
+        }
 
 
-def _cold(size: int, x, seconds: float, number: int | None) -> dict:
+def _cold(size: int, x, number: int | None) -> dict:
     number = number or CACHED_BYTES // size
     specs = [straight_kernel(size, n) for n in range(number)]
     sides = {
         "cold": functools.partial(chain, specs),
         "warm": functools.partial(chain, specs[:1] * number),
     }
-    found = _times(sides, x, seconds)
-    us = 1e3 * (found["cold"]["ms"]["median"] - found["warm"]["ms"]["median"]) / number
+    found = _times(sides, x)
+    us = 1e3 * (found["cold"] - found["warm"]) / number
     text = f"{number} kernels of {size} bytes in turn, against one of them as often"
     return {"what": f"cold code, {size} bytes", "us": us, "of": text}
 
 
-def _times(sides: dict, x, seconds: float) -> dict:
+def _times(sides: dict, x) -> dict[str, float]:
+    """Return the median milliseconds of each side, in turns."""
     calls = {}
     for name, function in sides.items():
         compiled = jax.jit(function).lower(x).compile()
         calls[name] = functools.partial(compiled, x)
-    return in_turns(calls, seconds)
+    return {name: found["ms"][1] for name, found in in_turns(calls).items()}
 
 
 def main() -> None:
     """Print a table, and write the numbers."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=2.0, help="to time each")
     record.add_json_option(parser)
     options = parser.parse_args()
     kept = record.Record(options.json)
     print("| measured | µs | of |\n|---|---|---|")
-    for result in measure(options.seconds, small=False):
+    for result in measure(small=False):
         kept.add(result)
         print(f"| {result['what']} | {result['us']:.3g} | {result['of']} |", flush=True)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import itertools
 import math
 import os
 import pathlib
@@ -21,11 +22,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.gpu import times
 from benchmarks.gpu.cases import Case
-from benchmarks.gpu.measure import append
-from benchmarks.gpu.problems import Problem, derivative
-from benchmarks.gpu.times import Call, ParityError
+from benchmarks.gpu.measure import append, compared
+from benchmarks.gpu.problems import ORDERS, PROBLEMS, Problem, derivative
+from benchmarks.record import ParityError
 from eqfuse.ops.ir.form import Form, Index, Operand
 
 # for each order of derivative, what arguments and results are like: the floats, or the output
@@ -72,24 +72,6 @@ class Side:
             else tuple(moved(a, c) for a, c in zip(value, self.inputs, strict=True))
             for kind, value in zip(kinds, values, strict=True)
         )
-
-
-def calls(problem: Problem, dtype: str, order: str, arguments, integers) -> dict:
-    """Return the peers' sides of an order of derivative for `times.compared`, or why there is none.
-
-    Args:
-      arguments, integers: of the order of derivative, ours.
-    """
-    found = {}
-    for name, peer in PEERS.items():
-        try:
-            side = peer(problem, dtype)
-            function = derivative(side.function, order)
-            results = functools.partial(side.results, order)
-            found[name] = Call(function, (side.arguments(order, arguments), integers), results)
-        except Exception as error:
-            found[name] = error
-    return found
 
 
 def cuequivariance(problem: Problem, dtype: str) -> Side:
@@ -261,21 +243,41 @@ PEERS = {"cuequivariance": cuequivariance, "openequivariance": openequivariance}
 PRODUCTS = (("nequip-64-l2", (3_000, 160_000)), ("mace-large", (3_000, 160_000)))
 
 
-def run(folder: pathlib.Path, seconds: float = 2.0, products=PRODUCTS) -> None:
+def run(folder: pathlib.Path, named=PRODUCTS) -> None:
     """Append times of products beside e3nn-jax and the peers to the results of a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    backend = "llvm" if jax.default_backend() == "cpu" else "triton"
-    for name, size in products:
-        for found in times.of_op(name, size, "float32", backend, seconds, __name__):
-            case = f"{name}, {found.pop('order', 'all orders')}, {size[1]:,} edges"
-            found["sides"] = [_as_side(n, s) for n, s in found.get("sides", {}).items()]
+    ours = "llvm" if jax.default_backend() == "cpu" else "triton"
+    backends = {"e3nn-jax": "e3nn", "eqfuse": ours}
+    with jax.default_matmul_precision("highest"):
+        for (name, size), order in itertools.product(named, ORDERS):
+            problem, case = PROBLEMS[name](*size), f"{name}, {order}, {size[1]:,} edges"
+            arguments = random_arrays(problem.arguments(order, "float32"))
+            makers = {
+                side: functools.partial(made, problem, order, arguments, peer)
+                for side, peer in (backends | PEERS).items()
+            }
+            # of two sums of n products, whose rounding errors are random walks
+            products = problem.products(order)
+            most = [8 * 2.0**-23 * math.sqrt(max(products))] * len(products)
+            found = {"sides": compared(makers, lambda _, most=most: most)}
             print(case, found, flush=True)
             append(folder, {"key": f"peers {case}", "group": "peers", "case": case} | found)
 
 
-def _as_side(name: str, side: dict) -> dict:
-    if "error" in side:
-        return {"side": name, "error": side["error"]}
-    parts = ("low", "median", "high")
-    numbers = {key: [side[key][part] for part in parts] for key in ("ms", "ratio")}
-    return {"side": name, "scratch": side.get("scratch_bytes", 0)} | numbers
+def made(problem: Problem, order: str, arguments, peer):
+    """Return a side as `compared` takes it, from a backend of ours or from a peer."""
+    side = peer(problem, "float32") if callable(peer) else Side(problem.function(peer))
+    given = side.arguments(order, arguments), jax.tree.map(jnp.asarray, problem.integers)
+    compiled = jax.jit(derivative(side.function, order)).lower(*given).compile()
+    run = functools.partial(compiled, *given)
+    scratch = compiled.memory_analysis().temp_size_in_bytes
+    return run, lambda: side.results(order, run()), scratch
+
+
+def random_arrays(shapes):
+    """Return normal random numbers of these shapes, made on the device."""
+    leaves, tree = jax.tree.flatten(shapes)
+    keys = jax.random.split(jax.random.key(0), len(leaves))
+    normal = jax.jit(jax.random.normal, static_argnums=(1, 2))
+    arrays = [normal(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(tree, arrays)

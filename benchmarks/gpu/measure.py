@@ -12,6 +12,7 @@ that differs is not timed. Of the others:
 from __future__ import annotations
 
 import collections
+import functools
 import io
 import json
 import lzma
@@ -24,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 
 PATIENCE_S, RESERVE_S = 75, 5
 CHILD = f"import sys; from {__name__} import child; child(*sys.argv[1:])"
@@ -148,34 +150,49 @@ class Store:
 
 def measured(store: Store, entry: dict) -> list[dict]:
     """Return the sides of a case with their differences and times."""
+    leaves = store.leaves(entry)
+
+    def made(side: dict):
+        if "error" in side:
+            raise RuntimeError(side["error"])
+        run = functools.partial(store.call(side, len(leaves)), *leaves)
+        return run, run, side["scratch"]
+
+    makers = {side["side"]: functools.partial(made, side) for side in entry["sides"]}
+    return compared(makers, functools.partial(_allowed, entry))
+
+
+def compared(makers: dict[str, Callable], allowed: Callable) -> list[dict]:
+    """Return the sides with their differences and times; the first that runs judges the others.
+
+    Args:
+      makers: each gives a function to time, one whose results all sides have alike, and bytes.
+      allowed: the largest difference of each result, from those of the second side.
+    """
     import jax
 
-    leaves, ready, judge, rounded = store.leaves(entry), {}, None, None
-    sides = {side["side"]: {"side": side["side"]} for side in entry["sides"]}
-    for side in entry["sides"]:
-        found = sides[side["side"]]
+    ready, judge, rounded = {}, None, None
+    sides = {name: {"side": name} for name in makers}
+    for name, maker in makers.items():
+        found = sides[name]
         try:
-            if "error" in side:
-                raise RuntimeError(side["error"])
-            call = store.call(side, len(leaves))
-            first, again = ([*map(jax.device_get, call(*leaves))] for _ in range(2))
-            found["scratch"] = side["scratch"]
+            run, alike, found["scratch"] = maker()
+            first, again = ([*map(jax.device_get, jax.tree.leaves(alike()))] for _ in range(2))
             found["repeats"] = all(map(_is_same, first, again))
             if judge is None:
                 judge = first
             else:
                 errors = [difference(a, b) for a, b in zip(judge, first, strict=True)]
                 rounded = rounded or errors
-                found["difference"] = max(errors)
-                found["allowed"] = _allowed(entry, rounded)
-                if any(e > a for e, a in zip(errors, found["allowed"], strict=True)):
+                found["difference"], bounds = max(errors), allowed(rounded)
+                if any(e > a for e, a in zip(errors, bounds, strict=True)):
                     raise RuntimeError(f"differs by {max(errors):.1e} of the largest element")
-                found["allowed"] = max(found["allowed"])
-            ready[side["side"]] = lambda call=call: call(*leaves)
+                found["allowed"] = max(bounds)
+            ready[name] = run
         except Exception as error:
             found["error"] = first_line(error)
     for name, times in in_turns(ready).items():
-        sides[name] |= times | _traced(ready[name], store.device)
+        sides[name] |= times | _traced(ready[name])
     return list(sides.values())
 
 
@@ -234,11 +251,11 @@ def spread(values: list[float]) -> list[float]:
     return statistics.quantiles(values, n=4, method="inclusive")
 
 
-def _traced(call, device) -> dict:
+def _traced(call) -> dict:
     """Return the µs of kernels of a call, by the profiler, and how many they are."""
     import jax
 
-    if device.platform != "gpu":
+    if jax.default_backend() != "gpu":
         return {}
     with tempfile.TemporaryDirectory() as folder:
         try:

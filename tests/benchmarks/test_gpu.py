@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import peers
-from benchmarks.gpu import live, measure, page, prebuild, sides, steps, times
+from benchmarks.gpu import live, measure, page, prebuild, sides, steps
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.sides import Case, Side
 
@@ -141,14 +141,14 @@ def test_a_calculator_and_dynamics_are_timed_with_graphs_and_without(tmp_path):
 
 
 def test_peers_that_are_missing_say_so(tmp_path):
-    peers.run(tmp_path, 0.01, (("tetris-1", (4, 9)),))
+    peers.run(tmp_path, (("tetris-1", (4, 9)),))
     [first, *_] = measure.results(tmp_path)
     found = by_name(first)
     assert found["eqfuse"]["ms"][1] > 0
     assert "not installed" in found["cuequivariance"]["error"] or found["cuequivariance"]["ms"]
 
 
-def test_peers_are_not_timed_where_results_differ(monkeypatch):
+def test_a_side_whose_results_differ_is_not_timed_beside_peers(tmp_path, monkeypatch):
     from eqfuse import ops
 
     right = ops.graph_tensor_product
@@ -158,15 +158,17 @@ def test_peers_are_not_timed_where_results_differ(monkeypatch):
         return out if backend == "e3nn" else out * 1.001
 
     monkeypatch.setattr(ops, "graph_tensor_product", product)
-    for row in times.of_op("tetris-1", (4, 9), "float32", "llvm", 0.01):
-        assert row["error"].startswith("eqfuse: results differ by 1.0e-03 from e3nn-jax")
-        assert "sides" not in row
+    peers.run(tmp_path, (("tetris-1", (4, 9)),))
+    for found in map(by_name, measure.results(tmp_path)):
+        assert found["eqfuse"]["error"] == "differs by 1.0e-03 of the largest element"
+        assert "ms" not in found["eqfuse"]
+        assert found["e3nn-jax"]["ms"]
 
 
 @pytest.mark.parametrize("model", steps.MODELS)
 def test_gradients_of_tables_are_traced_in_float32(model):
     """Their networks are evaluated in float64, which JAX forgets when it transposes a gather."""
-    with times.precision("float32"):
+    with jax.default_matmul_precision("highest"):
         step, arguments = steps.training_step(model, "xla", 10, 40, radial="table")
         out, *_ = jax.eval_shape(step, *arguments)
     assert out.dtype == "float32"

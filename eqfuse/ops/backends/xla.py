@@ -1,6 +1,6 @@
 """A form evaluated in jax.numpy, for any device, path by path.
 
-What a path costs chooses how it is computed: `_written_out`, `_by_component` or `_einsum`.
+A path of a few terms is written out by `ir.contraction`, as in kernels; of many, it is an einsum.
 """
 
 import functools
@@ -11,14 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef, Term
-from eqfuse.ops.ir.fused import Activation, Gate, Part
-from eqfuse.ops.ir.linear import Linear
+from eqfuse.ops.ir.contraction import Contraction, split
+from eqfuse.ops.ir.form import Form, Index, Operand, Path, Role, Segment, SegmentRef, Term
+from eqfuse.ops.ir.fused import path_between
 
 TERMS = 64
 """Products of components that are written out for a path, at most."""
-PATHS = 32
-"""Paths of a form whose components are loops of their own: faster, longer to compile."""
 
 
 def evaluate_form(form: Form, inputs, senders, receivers, num_nodes, num_rows: int, dtype):
@@ -41,15 +39,16 @@ def evaluate_form(form: Form, inputs, senders, receivers, num_nodes, num_rows: i
         else a.astype(wide)
         for o, a in zip(form.inputs, inputs, strict=True)
     ]
-    # or XLA's loops compute again, for every path, what an operand was made by
-    rows = jax.lax.optimization_barrier(rows)
+    if any(o.role in (Role.LEFT, Role.RIGHT) for o in form.inputs):
+        # or XLA's loops compute again, for every path, what an operand of a product was made by
+        rows = jax.lax.optimization_barrier(rows)
     known, sums = {}, {}
+    for ref in dict.fromkeys(ref for path in form.paths for ref in path.factors):
+        operand = form.inputs[ref.operand]
+        known[ref] = _values_of(operand, operand.segments[ref.segment], rows[ref.operand])
+    values = _Values(form, known, wide)
     for path in form.paths:
-        for ref in path.factors:
-            if ref not in known:
-                operand = form.inputs[ref.operand]
-                known[ref] = _values_of(operand, operand.segments[ref.segment], rows[ref.operand])
-        value = _value(form, path, [known[ref] for ref in path.factors], wide)
+        value = _value(form, path, [known[ref] for ref in path.factors], values, wide)
         sums[path.output] = sums[path.output] + value if path.output in sums else value
     outputs = []
     for n, operand in enumerate(form.outputs):
@@ -96,25 +95,25 @@ def _write(operand: Operand, parts, num_rows: int, dtype):
     return value if np.array_equal(source, np.arange(value.shape[1])) else value[:, source]
 
 
-def _value(form: Form, path: Path, factors, dtype):
+def _value(form: Form, path: Path, factors, values: "_Values", dtype):
     """Return the value of a path; factors too are [rows or 1, mul, dim], or without channels."""
     output = form.outputs[path.output.operand]
-    few = len(path.terms) <= TERMS
-    channels = output.segments[path.output.segment].mul
-    alone = len(path.terms) == 1 and len(factors) == 2 and all(f.ndim == 3 for f in factors)
-    if alone and not output.channels:  # the sum over channels of a product that is not written
+    dims = [f.shape[-1] for f in factors]
+    have_channels = all(f.ndim == 3 for f in factors)
+    if have_channels and output.channels and path == path_between(path.factors, path.output, dims):
+        return math.prod(factors[1:], start=factors[0])
+    is_sum = len(path.terms) == 1 and len(factors) == 2 and have_channels and not output.channels
+    if len(path.terms) > TERMS or is_sum:  # over channels, of a product that is not written
         return _einsum(form, path, factors, dtype)
-    if output.channels and any(f.ndim == 2 for f in factors) and not (few and channels == 1):
-        return _by_component(form, path, factors, dtype)
-    if not few:
-        return _einsum(form, path, factors, dtype)
-    sums = _written_out(form, path, factors)
+    factor, sums = values.values(path)
+    dim = output.segments[path.output.segment].dim
+    sums = [times(factor, sums[k]) if k in sums else jnp.zeros((1, 1), dtype) for k in range(dim)]
+    sums = jnp.stack(jnp.broadcast_arrays(*sums), axis=-1)
     if output.channels:
-        return jnp.stack(sums, axis=-1)
+        return sums
     # XLA's sum over channels reads one number after the other; its matmul, whole vectors
-    sums = jnp.stack(sums, axis=1)
-    ones = jnp.ones(sums.shape[-1], dtype)
-    return jnp.matmul(sums, ones, precision=jax.lax.Precision.HIGHEST)
+    ones = jnp.ones(sums.shape[1], dtype)
+    return jnp.einsum("zuk,u->zk", sums, ones, precision=jax.lax.Precision.HIGHEST)
 
 
 def _table(form: Form, path: Path) -> np.ndarray:
@@ -126,48 +125,50 @@ def _table(form: Form, path: Path) -> np.ndarray:
     return table
 
 
-def _written_out(form: Form, path: Path, factors):
-    """Return the sum of the terms for each component of the output, each [rows, mul]."""
-    dim = form.outputs[path.output.operand].segments[path.output.segment].dim
-    factors = [f if f.ndim == 3 else f[:, None] for f in factors]
-    shape = jnp.broadcast_shapes(*(f.shape[:-1] for f in factors))
-    sums = [jnp.zeros(shape, factors[0].dtype)] * dim
-    for (*components, k), value in path.terms:
-        parts = [f[..., i] for f, i in zip(factors, components, strict=True)]
-        sums[k] = sums[k] + value * math.prod(parts[1:], start=parts[0])
-    return sums
+class _Values(Contraction):
+    """The values of paths of a few terms, [rows or 1, mul]; those without channels, [rows, 1].
 
-
-def _by_component(form: Form, path: Path, factors, dtype):
-    """Contract the table with what has no channels, then with the components of the others in turn.
-
-    What is left of the table, t, has a few numbers for a row: in out_k = sum_i x_i t_ik all
-    channels of a row are alike. A matmul for each row would take longer, as its sides are short.
+    `known` are the segments of inputs.
     """
-    shared = [n for n, f in enumerate(factors) if f.ndim == 2]
-    vectors = [n for n, f in enumerate(factors) if f.ndim == 3 and f.shape[-1] > 1]
-    vectors.sort(key=lambda n: -factors[n].shape[-1])
-    scalars = [n for n, f in enumerate(factors) if f.ndim == 3 and f.shape[-1] == 1]
-    row = factors[shared[0]]
-    for n in shared[1:]:
-        row = (row[:, :, None] * factors[n][:, None]).reshape(-1, row.shape[1] * len(factors[n][0]))
-    table = _table(form, path).transpose(*shared, *scalars, *vectors, -1)
-    shape = [factors[n].shape[-1] for n in vectors] + [table.shape[-1]]
-    table = jnp.asarray(table.reshape(row.shape[1], -1), dtype)
-    value = jnp.matmul(row, table, precision=jax.lax.Precision.HIGHEST).reshape(-1, 1, *shape)
-    for n in vectors:
-        x = factors[n]
-        if value.ndim == 4 and len(form.paths) <= PATHS:
-            columns = jnp.moveaxis(value, -1, 0)
-            value = jnp.stack([_dot(x, column) for column in columns], axis=-1)
-        else:
-            value = _dot(x.reshape(*x.shape, *[1] * (value.ndim - 3)), value)
-    return math.prod((factors[n] for n in scalars), start=value)
+
+    def __init__(self, form: Form, known: dict, dtype):
+        super().__init__(form)
+        self.segments, self.columns = known, {}
+        entries = (split(form, p)[2] for p in form.paths if len(p.terms) <= TERMS)
+        numbers = {n: None for of_path in entries for _, n in of_path if not isinstance(n, float)}
+        products = {names: None for number in numbers for names, _ in number}
+        if not numbers:
+            return
+        table = np.zeros((len(products), len(numbers)))
+        for n, number in enumerate(numbers):
+            for names, coefficient in number:
+                table[[*products].index(names), n] += coefficient
+        parts = [self.product(n) if n else jnp.ones((1, 1), dtype) for n in products]
+        parts = jnp.concatenate(jnp.broadcast_arrays(*parts), axis=1)
+        # a matmul: XLA would compute an expression again for each channel
+        rows = jnp.matmul(parts, table.astype(dtype), precision=jax.lax.Precision.HIGHEST)
+        self.columns = {number: rows[:, n : n + 1] for n, number in enumerate(numbers)}
+
+    def load(self, operand: int, segment: int, component: int):
+        value = self.segments[SegmentRef(operand, segment)][..., component]
+        return value if value.ndim == 2 else value[:, None]
+
+    def number(self, number):
+        return number if isinstance(number, float) else self.columns[number]
+
+    def multiply(self, a, b):
+        return a * b
+
+    def scaled(self, scale: float, value):
+        return times(scale, value)
+
+    def total(self, parts: list[tuple]):
+        return sum(times(number, times(a, b)) for number, a, b in parts)
 
 
-def _dot(x, t):
-    """Return the sum of x_i t_i over the third axis, i."""
-    return sum(x[:, :, i] * t[:, :, i] for i in range(x.shape[2]))
+def times(a, b):
+    """Return a product, of which None is one."""
+    return b if a is None else a if b is None else a * b
 
 
 def _einsum(form: Form, path: Path, factors, dtype):
@@ -239,21 +240,3 @@ def evaluate_linear_form(linear_form: Form, arrays, index, num_rows: int, precis
             value = jnp.zeros(linear_form.shape(operand, num_rows))
         outputs.append(value.astype(arrays[0].dtype))
     return outputs
-
-
-def apply(act: Activation, x):
-    return act.call(x) * act.scale
-
-
-def apply_gate(gate: Gate, linear: Linear, z):
-    """Return the output row of a pre-activation z [rows, linear.size_out]."""
-
-    def read(part: Part):  # [rows, mul, dim]
-        return _values_of(linear.linear_form.outputs[0], linear.place(part), z)
-
-    columns = [
-        read(t.part) * apply(t.act, read(t.gate)) if t.gate else apply(t.act, read(t.part))
-        for t in gate.tiles
-    ]
-    columns = [c.reshape(z.shape[0], c.shape[1] * c.shape[2]) for c in columns]
-    return jnp.concatenate([*columns, jnp.zeros((z.shape[0], 0), z.dtype)], axis=1)

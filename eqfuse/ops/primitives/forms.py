@@ -259,14 +259,16 @@ def activate(activated: Activated, z, backend: str) -> list[jax.Array]:
 def gated(gate: GateForms, z, backend: str):
     """Return the gate of a pre-activation [rows, size]."""
     [a] = activate(gate.activated, z, backend)
-    return rules.bind_reached(form_p, gate.value, [a, z], [], _by_row(z, backend))[0]
+    [out] = rules.bind_reached(form_p, gate.value, [a, z], [], _by_row(z, backend))
+    return z[:, :0] if out is None else out
 
 
 def gated_tangent(gate: GateForms, z, t_z, backend: str):
     """Return the tangent of a gate, linear in that of the pre-activation."""
     a, d = activate(gate.activated.of_orders((0, 1)), z, backend)
     arrays = [d, a, z, t_z]
-    return rules.bind_reached(form_p, gate.tangent, arrays, [], _by_row(z, backend))[0]
+    [out] = rules.bind_reached(form_p, gate.tangent, arrays, [], _by_row(z, backend))
+    return z[:, :0] if out is None else out
 
 
 def _by_row(z, backend: str) -> dict:
@@ -283,7 +285,7 @@ def _activation(z, *, form: Activated, backend):
 def _derivative(act: Activation, order: int):
     """Return a derivative of an activation, element by element."""
     if order == 0:
-        return lambda x: xla.apply(act, x)
+        return lambda x: act.call(x) * act.scale
     lower = _derivative(act, order - 1)
     return lambda x: jax.jvp(lower, (x,), (jnp.ones_like(x),))[1]
 

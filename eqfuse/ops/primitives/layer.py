@@ -8,14 +8,12 @@ backward.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from itertools import compress
 
 import jax
 import jax.numpy as jnp
 from jax.interpreters import ad, batching
 
-from eqfuse.ops.backends import xla
 from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef
 from eqfuse.ops.ir.fused import Fused, forms_of
 from eqfuse.ops.primitives import choice, forms, measured, rules
@@ -126,18 +124,11 @@ def product(call: Call, form: Form, inputs, integers) -> list:
     return forms.form_p.bind(*inputs, *arrays.values(), form=form, **call.counts)
 
 
-def _apply_gate(call: Call, z):
-    fused = call.fused
-    if call.kernels is Kernels.NATIVE:
-        return forms.gated(forms_of(fused.gate, fused.linear), z, call.backend)
-    return xla.apply_gate(fused.gate, fused.linear, z)
-
-
-def _gate_tangent(call: Call, z, t_z):
-    fused = call.fused
-    if call.kernels is Kernels.NATIVE:
-        return forms.gated_tangent(forms_of(fused.gate, fused.linear), z, t_z, call.backend)
-    return jax.jvp(functools.partial(_apply_gate, call), (z,), (t_z,))[1]
+def _gated(compute, call: Call, *arrays) -> list:
+    """Return what becomes of a pre-activation, or its tangent; nothing where there is no gate."""
+    gate, linear = call.fused.gate, call.fused.linear
+    backend = call.backend if call.kernels is Kernels.NATIVE else "xla"  # unless in the kernel
+    return [] if gate is None else [compute(forms_of(gate, linear), *arrays, backend)]
 
 
 def _value(*arrays, call: Call) -> list:
@@ -151,8 +142,7 @@ def _value(*arrays, call: Call) -> list:
         fused.linear.linear_form, [m, *parameters], index, call.num_output_rows, call.backend
     )
     z = z if skip is None else z + skip
-    gated = [] if fused.gate is None else [_apply_gate(call, z)]
-    return [*gated, z, *([m] if call.kernels is Kernels.VALUE else [])]
+    return [*_gated(forms.gated, call, z), z, *([m] if call.kernels is Kernels.VALUE else [])]
 
 
 def _tangent(*arrays, call: Call, m=None) -> list:
@@ -180,7 +170,7 @@ def _tangent(*arrays, call: Call, m=None) -> list:
         t_z = t_skip if t_z is None else t_z + t_skip
     if t_z is None:
         t_z = rules.vary_alike([jnp.zeros_like(z), z])[0]
-    gated = [] if fused.gate is None else [_gate_tangent(call, z, t_z)]
+    gated = _gated(forms.gated_tangent, call, z, t_z)
     return [*gated, t_z, *([t_m] if call.kernels is Kernels.VALUE else [])]
 
 

@@ -382,7 +382,7 @@ class Converter:
     def _form_step(self, node: Node):
         form, rows = node.params["form"], node.params["num_rows"]
         n, dtype = len(form.inputs), dtype_of(self.aval(node.inputs[0]))
-        if node.params["backend"] != "llvm":
+        if node.params["backend"] not in ("llvm", "xla"):
             raise NoStepError(f"on backend {node.params['backend']}")
         if dtype != self.dtype:
             raise NoStepError(f"of {dtype}, where others are of {self.dtype}")

@@ -218,7 +218,6 @@ class Layer:
     product: Node | GraphProduct
     call: _fused.Call
     parameters: tuple[int, ...]  # values of the trace
-    index: tuple[int, ...]  # which set of weights a row takes; empty if there is one
     skip: tuple[int, ...]  # what is added before the gate; empty if nothing is
     num_rows: int  # of the result
     inside: frozenset[int]  # values that it computes and keeps to itself: sum, pre-activation
@@ -234,27 +233,23 @@ class Layer:
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        return (*self.product.inputs, *self.parameters, *self.index, *self.skip)
+        return (*self.product.inputs, *self.parameters, *self.skip)
 
     def compute(self, arrays: dict, shared: dict):
-        parameters, skip, index = (
-            [arrays[v] for v in values] for values in (self.parameters, self.skip, self.index)
-        )
+        parameters, skip = ([arrays[v] for v in values] for values in (self.parameters, self.skip))
+        integers = []
         if isinstance(self.product, GraphProduct):
             operands, edges = self.product.operands(arrays, shared)
             more = self.product.ends.count - self.num_rows
-            skip, index = (
-                [jnp.pad(a, [(0, more)] + [(0, 0)] * (a.ndim - 1)) for a in own]
-                for own in (skip, index)
-            )
-            index += [jnp.asarray(getattr(edges, n)) for n in INDEX_ARRAYS]
+            skip = [jnp.pad(a, [(0, more), (0, 0)]) for a in skip]
+            integers = [jnp.asarray(getattr(edges, n)) for n in INDEX_ARRAYS]
         else:
             operands = [arrays[v] for v in self.product.inputs]
         for n, described in enumerate(self.call.fused.form.inputs):
             if described.index is Index.ROW:  # or one row for all
                 operands[n] = jnp.broadcast_to(operands[n], (self.call.num_rows, described.size))
         floats = [*operands, *parameters, *skip]
-        return _fused.evaluate(self.call, floats, index)[: self.num_rows]
+        return _fused.evaluate(self.call, floats, integers)[: self.num_rows]
 
 
 def layers(trace: Trace, rows: RowPolynomials, number: int) -> list[tuple[int, Layer]]:
@@ -266,7 +261,7 @@ def layers(trace: Trace, rows: RowPolynomials, number: int) -> list[tuple[int, L
     """
     node = trace.nodes[number]
     value, scale = _read(trace, rows, node.inputs[0]) or (None, 1.0)
-    num_inputs, num_rows = len(node.params["form"].inputs), node.params["num_rows"]
+    num_rows = node.params["num_rows"]
     made, inside = trace.producer.get(value, (None,))[0], frozenset()
     if made is not None and rows.is_product(made):
         product = trace.nodes[made]
@@ -285,10 +280,10 @@ def layers(trace: Trace, rows: RowPolynomials, number: int) -> list[tuple[int, L
         raise Unfit("something is between the product, or its sum, and the Linear")
     if backend != node.params["backend"] or rows_of != num_rows:
         raise Unfit("the Linear has another backend, or other rows")
-    dtypes |= {trace.avals[v].dtype for v in node.inputs[:num_inputs]}
+    linear = _linear(node.params["form"])
+    dtypes |= {trace.avals[v].dtype for v in node.inputs}
     if len(dtypes) > 1:
         raise Unfit(f"dtypes change before the Linear: {CONVERT}")
-    linear = _linear(node.params["form"])
     _check_blocks(form, linear)
     form = form.indexed(
         {n: Index.ROW for n, o in enumerate(form.inputs) if o.index is Index.SHARED}
@@ -299,8 +294,8 @@ def layers(trace: Trace, rows: RowPolynomials, number: int) -> list[tuple[int, L
         chosen = choose(resolve_fused(None), fused, count, nodes and num_rows, backend, dtype)
         if chosen.kernels is not _fused.Kernels.APART:
             call = _fused.Call(fused, count, nodes, backend, chosen.kernels)
-            given = node.inputs[1:num_inputs], node.inputs[num_inputs:], skip, num_rows
-            found.append((end, Layer(product, call, *given, inside | {z} if gate else inside)))
+            given = node.inputs[1:], skip, num_rows, inside | {z} if gate else inside
+            found.append((end, Layer(product, call, *given)))
     if not found:
         raise Unfit(chosen.text.removeprefix("apart: "))
     return found
@@ -334,6 +329,8 @@ def _read(trace: Trace, rows: RowPolynomials, value: int) -> tuple[int, float] |
 def _linear(linear_form: Form) -> Linear:
     """Return the Linear of a row that a linear form is, or raise Unfit."""
     rows = [o for o in linear_form.operands if not o.matrix]
+    if linear_form.num_sets:
+        raise Unfit("rows choose their weights by an index")
     if len(rows) != 2 or len(linear_form.outputs) != 1 or rows[0] is not linear_form.inputs[0]:
         raise Unfit("a Linear of several rows")
     if any(t.z.operand != len(linear_form.inputs) for t in linear_form.terms):

@@ -10,13 +10,12 @@ import jax.numpy as jnp
 
 from eqfuse.ops import _reference
 from eqfuse.ops._backend import matmul_precision, record_fused, resolve
-from eqfuse.ops._edges import Edges, check_edges, nearest
+from eqfuse.ops._edges import Edges, check_edges
 from eqfuse.ops._interpolate import Tabulated
 from eqfuse.ops._linear import (
     OF_FUSED,
     E3nnLinear,
     Linear,
-    check_index,
     declare,
     promoted,
     rechunked,
@@ -56,7 +55,7 @@ class TensorProductLinear(nn.Module):
 
     Attributes:
       irreps_out: as in `e3nn.flax.Linear`, and so are `biases`, `path_normalization`,
-        `gradient_normalization`, `force_irreps_out` and `num_indexed_weights`.
+        `gradient_normalization` and `force_irreps_out`.
       filter_ir_out: irreps of the product, as in `e3nn.tensor_product`; None for all. Those that
         `irreps_out` does not have are counted in the names of the parameters, never computed.
       irrep_normalization: as in `eqfuse.ops.tensor_product`.
@@ -84,7 +83,6 @@ class TensorProductLinear(nn.Module):
     path_normalization: str | float | None = None
     gradient_normalization: str | float | None = None
     force_irreps_out: bool = False
-    num_indexed_weights: int | None = None
     filter_ir_out: object = None
     irrep_normalization: str | None = None
     scalar_first: bool = False
@@ -94,7 +92,7 @@ class TensorProductLinear(nn.Module):
     fused: str | None = None
 
     @nn.compact
-    def __call__(self, x, y, weights=None, edges: Edges | None = None, index=None, skip=None):
+    def __call__(self, x, y, weights=None, edges: Edges | None = None, skip=None):
         """Apply the op.
 
         Args:
@@ -105,8 +103,6 @@ class TensorProductLinear(nn.Module):
           weights: on a graph, [n_edges, product.num_irreps] as in `graph_tensor_product`, or None;
             without `filter_ir_out`, of the irreps that `irreps_out` has. Or an `ops.Tabulated`.
           edges: makes it an op on a graph.
-          index: [...] or, on a graph, [rows of the output] integers, which of
-            `num_indexed_weights` to use; out of range as in `eqfuse.ops.Linear`.
           skip: IrrepsArray [..., irreps of the Linear's output], added to it.
         Returns:
           IrrepsArray [..., irreps_out]. The dtype is that of `eqfuse.ops.Linear` for the promoted
@@ -122,15 +118,13 @@ class TensorProductLinear(nn.Module):
         backend = resolve(self.backend, op, *arrays)
         if backend != "llvm" or self.channelwise or mode == "always":
             weights = weights.rows(backend) if isinstance(weights, Tabulated) else weights
-        check_index(index, self.num_indexed_weights)
-        index = None if index is None else nearest(index, self.num_indexed_weights)
         own = sorted({ir for _, ir in e3nn.Irreps(self.irreps_out)})
         keep = own if self.filter_ir_out is None else self.filter_ir_out
         normal = normalization(self.irrep_normalization)
         options = {"filter_ir_out": irreps_filter(keep), "irrep_normalization": normal}
         if backend == "e3nn":
             refuse(mode, "backend 'e3nn' computes op by op")
-            return self._reference(x, y, weights, edges, index, skip, gate, options)
+            return self._reference(x, y, weights, edges, skip, gate, options)
         x, y, weights = self._operands(x, y, weights, edges, options)
         product = self._product(x, y, weights, edges, options)
         linear, parameters, zero_flags = self._linear(product, x, y, edges)
@@ -155,10 +149,9 @@ class TensorProductLinear(nn.Module):
         added = [] if skip is None else [batch_axes.rows(skip.array)]
         dtype = promoted([*arrays, *added], parameters)
         floats = [a.astype(dtype) for a in (*arrays, *parameters, *added)]
-        integers = [] if index is None else [batch_axes.rows(index, others=0)]
-        num_rows, num_nodes = batch_axes.count, 0
+        integers, num_rows, num_nodes = [], batch_axes.count, 0
         if edges is not None:
-            integers += [jnp.asarray(getattr(edges, n)) for n in INDEX_ARRAYS]
+            integers = [jnp.asarray(getattr(edges, n)) for n in INDEX_ARRAYS]
             num_rows, num_nodes = edges.num_edges, edges.num_nodes
         fused = Fused.build(product.form, linear, fused_gate, bool(added))
         chosen = choose(mode, fused, num_rows, num_nodes, backend, dtype)
@@ -190,10 +183,9 @@ class TensorProductLinear(nn.Module):
             force_irreps_out=self.force_irreps_out,
             biases=self.biases,
             **linears.normalizations(self.path_normalization, self.gradient_normalization),
-            num_sets=self.num_indexed_weights or 0,
             input_precision=matmul_precision(self.input_precision),
         )
-        parameters = declare(self, whole.parameters, self.num_indexed_weights, x.dtype)
+        parameters = declare(self, whole.parameters, None, x.dtype)
         return linear, [parameters[p.name] for p in linear.parameters], whole.zero_flags
 
     def _preactivation(self, irreps, array, zero_flags, skip) -> e3nn.IrrepsArray:
@@ -256,7 +248,7 @@ class TensorProductLinear(nn.Module):
             out = summed_product(product, x, y, weights, edges, apart, backend)
         return out, e3nn.IrrepsArray("0e", jnp.ones((1, 1), out.dtype))
 
-    def _reference(self, x, y, weights, edges, index, skip, gate, options):
+    def _reference(self, x, y, weights, edges, skip, gate, options):
         computed = options["filter_ir_out"]
         options = options | {"filter_ir_out": irreps_filter(self.filter_ir_out)}
         if self.channelwise:
@@ -274,7 +266,7 @@ class TensorProductLinear(nn.Module):
             product = _reference.graph_tensor_product(x, y, weights, edges, **options)
         linear = E3nnLinear(self.irreps_out, **{n: getattr(self, n) for n in OF_FUSED})
         nn.share_scope(self, linear)
-        z = linear(product) if index is None else linear(index, product)
+        z = linear(product)
         return gate(z if skip is None else z + skip)
 
 
@@ -372,5 +364,5 @@ def linear(x, parameters, irreps_out, *, index=None, weights=None, **options):
 
 def linear_of(module, index, x, parameters):
     """Apply a Linear of another framework, with its attributes."""
-    options = {n: getattr(module, n) for n in (*OF_FUSED, "irreps_in")}
+    options = {n: getattr(module, n) for n in (*OF_FUSED, "num_indexed_weights", "irreps_in")}
     return linear(x, parameters, module.irreps_out, index=index, **options)

@@ -19,7 +19,6 @@ from eqfuse.ops.primitives.rules import BatchAxes
 E3nnLinear = e3nn.flax.Linear
 E3NN_FIELDS = {f.name: f.default for f in dataclasses.fields(E3nnLinear)}
 OF_FUSED = ("biases", "path_normalization", "gradient_normalization", "force_irreps_out")
-OF_FUSED += ("num_indexed_weights",)
 """The options of `e3nn.flax.Linear` that fused ops have too."""
 OF_LINEAR = ("channel_out", "instructions", "simplify_irreps_internally", "weights_per_channel")
 """Those with which e3nn's Linear itself runs, unless they are its defaults."""

@@ -92,31 +92,29 @@ def linear(order: str, rows: int = MANY, num_sets: int = 0):
     return function, [last_set(rows) if num_sets else None, *arrays]
 
 
-def fused(rows: int = MANY, num_sets: int = 0, edges: Edges | None = None, **fields):
+def fused(rows: int = MANY, edges: Edges | None = None, **fields):
     """Return a fused op over rows or on a graph, and its arguments.
 
     Args:
       fields: of the op.
     """
-    fields |= {"num_indexed_weights": num_sets} if num_sets else {}
     irreps_y = e3nn.Irreps("64x0e" if fields.get("channelwise") else "0e")
 
-    def call(method, backend, params, key, x, y, index, edges):
+    def call(method, backend, params, key, x, y, edges):
         module = TensorProductLinear("64x0e", backend=backend, fused="always", **fields)
         first = [key] if method == "init" else [params]
         x, y = e3nn.IrrepsArray("64x0e", x), e3nn.IrrepsArray(irreps_y, y)
-        return getattr(module, method)(*first, x, y, None, edges, index)
+        return getattr(module, method)(*first, x, y, None, edges)
 
-    index = last_set(rows) if num_sets else None
     x, y = (jax.ShapeDtypeStruct((rows, n), jnp.float32) for n in (64, irreps_y.dim))
     params = jax.eval_shape(
-        lambda x, y: call("init", "triton", None, jax.random.key(0), x, y, index, edges), x, y
+        lambda x, y: call("init", "triton", None, jax.random.key(0), x, y, edges), x, y
     )
 
-    def function(params, x, y, index, edges):
-        return call("apply", "triton", params, None, x, y, index, edges).array
+    def function(params, x, y, edges):
+        return call("apply", "triton", params, None, x, y, edges).array
 
-    return function, [params, x, y, index, edges]
+    return function, [params, x, y, edges]
 
 
 def cotangents_of_nodes():
@@ -143,7 +141,6 @@ CASES = {
     "fused rows": fused,
     "fused nodes": lambda: fused(edges=last_edge()),
     "cotangents of fused nodes": cotangents_of_nodes,
-    "sets of fused nodes": lambda: fused(64, SETS, edges=last_edge(64)),
     "fused edges that read nodes": lambda: fused(edges=last_edge(), channelwise=True),
 }
 
@@ -160,14 +157,6 @@ def test_the_last_programs_stay_in_arrays_of_more_than_two_thousand_million(name
         touched = last_programs(launch)
         assert max(touched.values()) > 2**31
         assert max(touched.values()) < MOST
-
-
-def test_sets_of_fused_rows_are_found_with_64_bits():
-    """Each program of these goes through all sets, which are too many for the emulator."""
-    function, args = fused(64, SETS)
-    [launch] = launches_of(function, *args)
-    [line] = [line for line in launch.spec.source.splitlines() if "p0_ptr +" in line]
-    assert "tl.cast(which, tl.int64) * 4096" in line
 
 
 def last_programs(launch) -> dict[str, int]:

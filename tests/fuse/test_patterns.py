@@ -38,8 +38,8 @@ SLOW = (
 """Cases that are checked by `--run-slow` alone: like others, but for a number or a function."""
 
 
-NOT_BY = {"xla": LAYERS, "triton": ["indexed"]}
-"""Cases of fused layers, which XLA has none of, and of one that only native kernels refuse."""
+NOT_BY = {"xla": LAYERS}
+"""Cases of fused layers, which XLA has none of."""
 
 
 def rows_of_report(report: str) -> list[list[str]]:

@@ -13,7 +13,7 @@ from eqfuse import ops
 from eqfuse.ops import TensorProductLinear, TensorProductLinearGate
 from tests.ops.parity import UNOPTIMIZED, along_random_directions, only
 
-NODES, EDGES, SPECIES = 5, 7, 3
+NODES, EDGES = 5, 7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,6 @@ class Case:
     y: str
     out: str
     weighted: bool = True
-    indexed: bool = False
     skip: bool = False
     options: tuple = ()
 
@@ -35,10 +34,10 @@ class Case:
         return not self.graph or bool(dict(self.options).get("channelwise"))
 
 
-def rows(x, y, out, gate=False, graph=False, weighted=True, indexed=False, skip=False, **options):
+def rows(x, y, out, gate=False, graph=False, weighted=True, skip=False, **options):
     """Return a case, of whose op `options` are; without a graph unless there is one."""
     cls = TensorProductLinearGate if gate else TensorProductLinear
-    return Case(cls, graph, x, y, out, weighted, indexed, skip, tuple(options.items()))
+    return Case(cls, graph, x, y, out, weighted, skip, tuple(options.items()))
 
 
 graph = functools.partial(rows, graph=True)
@@ -48,9 +47,7 @@ X, Y, OF_BOTH = "5x0e+5x1o+2x0o", "0e+1o", "5x0e+5x1o"
 CASES = {
     "rows-linear": rows(OF_BOTH, Y, "7x0e+3x1o+4x1e"),
     "rows-gate": rows(X, Y, "7x0e+3x0o+2x0e+4x1o+1x1e", gate=True),
-    "rows-indexed-bias": rows(
-        X, "2x0e+1o", "7x0e+3x0o+4x1o", indexed=True, biases=True, path_normalization="path"
-    ),
+    "rows-bias": rows(X, "2x0e+1o", "7x0e+3x0o+4x1o", biases=True, path_normalization="path"),
     "rows-fully-connected": rows(X, "6x0e+5x1o", "7x0e+3x0o+4x1o"),
     "rows-channelwise": rows(OF_BOTH, OF_BOTH, "7x0e+3x1o+4x1e", **CHANNELWISE),
     "rows-many-columns": rows("36x0e+33x1o", Y, "150x0e+40x1o", biases=True),
@@ -65,10 +62,6 @@ CASES = {
         odd_act=jnp.tanh,
         even_gate_act=jnp.abs,
     ),
-    "rows-gate-skip-indexed": rows(
-        "2x0e+2x1o", Y, "3x0e+1x0e+1x1o", gate=True, indexed=True, skip=True, **FORCED
-    ),
-    "rows-indexed": rows(OF_BOTH, "2x0e+1o", "7x0e+4x1o", indexed=True),
     "rows-skip": rows(OF_BOTH, Y, "7x0e+4x1o", skip=True, **FORCED),
     "graph-channelwise": bare("5x0e+5x1o+5x1e", OF_BOTH, "7x0e+3x1o+4x1e", **CHANNELWISE, **FORCED),
     "graph-channelwise-no-path": bare(
@@ -81,10 +74,10 @@ CASES = {
     "graph-channelwise-small": bare("2x0e+2x1o", "2x0e+2x1o", "2x0e+1x1o", **CHANNELWISE),
     "graph-linear": graph(OF_BOTH, Y, "7x0e+3x1o+4x1e"),
     "graph-gate-skip": graph(X, Y, "5x0e+3x0o+4x1o", gate=True, skip=True, **FORCED),
-    "graph-scalar-activation-indexed-bias": bare(
-        X, Y, "7x0e+3x0o+4x1o", gate=True, indexed=True, biases=True, gated=False
+    "graph-scalar-activation-bias": bare(
+        X, Y, "7x0e+3x0o+4x1o", gate=True, biases=True, gated=False
     ),
-    "graph-indexed-bias": graph("5x0e+3x1o", Y, "4x0e+3x1o", indexed=True, biases=True),
+    "graph-bias": graph("5x0e+3x1o", Y, "4x0e+3x1o", biases=True),
     "graph-one-channel": bare("1x0e+1x1o", "0e+1o+2e", "3x0e+1x1o+1x2e", gate=True),
     "graph-scalar-first": bare("5x0e+3x1o", Y, "2x0e+3x1o", scalar_first=True),
     "graph-small": bare("2x0e+2x1o", Y, "3x0e+1x1o", gate=True, skip=True, **FORCED),
@@ -119,7 +112,6 @@ class Problem:
             self.arrays["weights"] = self.normal(EDGES, irreps.num_irreps)
         if case.skip:
             self.arrays["skip"] = self.normal(NODES, e3nn.Irreps(case.out).dim)
-        self.index = jnp.asarray(self.rng.integers(0, SPECIES, NODES)) if case.indexed else None
         shapes = jax.eval_shape(lambda: self.init("e3nn"))
         self.params = jax.tree.map(lambda p: self.normal(*p.shape), shapes)
         self.fused = fused
@@ -128,8 +120,7 @@ class Problem:
         return jnp.asarray(self.rng.normal(size=shape).astype(self.dtype))
 
     def module(self, backend: str):
-        number = SPECIES if self.case.indexed else None
-        options = dict(self.case.options) | {"num_indexed_weights": number, "fused": self.fused}
+        options = dict(self.case.options) | {"fused": self.fused}
         return self.case.cls(self.case.out, backend=backend, **options)
 
     def arguments(self, arrays):
@@ -139,7 +130,6 @@ class Problem:
             e3nn.IrrepsArray(self.case.y, arrays["y"]),
             arrays.get("weights"),
             self.edges,
-            self.index,
             None if skip is None else e3nn.IrrepsArray(self.case.out, skip),
         )
 

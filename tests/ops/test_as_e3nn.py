@@ -139,17 +139,15 @@ def test_layers(seed, graph, gated, backend):
     options = {
         "biases": bool(rng.integers(2)),
         "force_irreps_out": gated or bool(rng.integers(2)),
-        "num_indexed_weights": SETS if rng.integers(2) else None,
         "path_normalization": rng.choice(["element", "path"]),
         "gradient_normalization": rng.choice(["element", "path"]),
     }
-    index = np.arange(ROWS) % SETS if options["num_indexed_weights"] else None
     op = ops.TensorProductLinearGate if gated else ops.TensorProductLinear
     ours, theirs = op(out, backend=backend, filter_ir_out=keep, **options), e3nn.flax.Linear
     product = messages(x, y, keep=keep, graph=graph)
     assert_modules_agree(
-        *(ours, theirs(out, **options), (x, y, None, EDGES if graph else None, index)),
-        reference=(product,) if index is None else (index, product),
+        *(ours, theirs(out, **options), (x, y, None, EDGES if graph else None)),
+        reference=(product,),
         after=e3nn.gate if gated else lambda z: z,
     )
 

@@ -119,11 +119,6 @@ def test_an_impossible_number_of_nodes_is_refused(num_nodes, end):
 INDEX = np.array([0, -1, 3, 5, -4, -9, *WIDE])
 """Of three sets of weights: -1, -2 and -3 count from the last, the others are out of range."""
 NEAREST = np.clip(np.where(INDEX < 0, INDEX + 3 * (INDEX > -4), INDEX), 0, 2)
-MODULES = {
-    "linear": (ops.Linear, lambda index, x, y, edges: (index, x)),
-    "product": (ops.TensorProductLinear, lambda index, x, y, edges: (x, y, None, None, index)),
-    "graph": (ops.TensorProductLinearGate, lambda index, x, y, edges: (x, y, None, edges, index)),
-}
 
 
 def op_of_an_index(name, backend):
@@ -133,13 +128,10 @@ def op_of_an_index(name, backend):
         return jax.random.normal(
             jax.random.key(1), (3, 2, 2)
         ), lambda weights, x, index: ops.symmetric_contraction(x, weights, index, **options).array
-    cls, arguments = MODULES[name]
-    nodes = np.arange(len(INDEX))
-    rest = e3nn.IrrepsArray("0e", jnp.cos(nodes[:, None])), ops.Edges.from_arrays(nodes, nodes, 11)
-    module = cls("2x0e+1o", num_indexed_weights=3, backend=backend)
+    module = ops.Linear("2x0e+1o", num_indexed_weights=3, backend=backend)
     x = e3nn.IrrepsArray("2x0e+2x1o", jnp.ones((len(INDEX), 8)))
-    params = module.init(jax.random.key(2), *arguments(NEAREST, x, *rest))
-    return params, lambda params, x, index: module.apply(params, *arguments(index, x, *rest)).array
+    params = module.init(jax.random.key(2), NEAREST, x)
+    return params, lambda params, x, index: module.apply(params, index, x).array
 
 
 @pytest.mark.parametrize(
@@ -150,7 +142,7 @@ def op_of_an_index(name, backend):
             *b.values,
             marks=pytest.mark.slow if b.values == ("triton",) and n != "linear" else b.marks,
         )
-        for n in (*MODULES, "contraction")
+        for n in ("linear", "contraction")
         for b in tiers.slow_unless(["llvm", "triton"], *BACKENDS, "e3nn")
     ],
 )

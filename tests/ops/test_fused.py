@@ -41,7 +41,7 @@ WAYS = {
 def possible(name: str, way: str) -> bool:
     if "blocks" in way:
         return CASES[name].over_rows
-    return way != "llvm always" or (CASES[name].over_rows and not CASES[name].indexed)
+    return way != "llvm always" or CASES[name].over_rows
 
 
 def ways(by_default: dict[str, str]) -> list:
@@ -76,7 +76,7 @@ def run_by(way, request):
     return WAYS[way]
 
 
-CORE = "rows-linear graph-gate-skip rows-indexed-bias graph-channelwise-no-path"
+CORE = "rows-linear graph-gate-skip rows-bias graph-channelwise-no-path"
 ORDERS = {
     "xla": "rows-linear",
     "llvm": f"{CORE} rows-channelwise rows-fully-connected",

@@ -20,7 +20,6 @@ REFUSED = {
     "xla": (NAMED, "xla", FLOAT32, "computes op by op"),
     "e3nn": (NAMED, "e3nn", FLOAT32, "computes op by op"),
     "bfloat16": (NAMED, "llvm", jnp.bfloat16, "of float32 and float64"),
-    "indexed": (CASES["rows-indexed-bias"], "llvm", FLOAT32, "by an index"),
     "a sum by node": (CASES["graph-small"], "llvm", FLOAT32, "this product is summed by node"),
     "channels": (MANY, "triton", FLOAT32, "at most 256 channels, and these are 257"),
     "an activation": (ERF, "llvm", FLOAT32, "kernels cannot compute an activation"),

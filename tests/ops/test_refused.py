@@ -43,12 +43,10 @@ def edges(senders, receivers, backend):
 def layer(cls):
     """Return what both layers refuse."""
     return [
-        ((cls, NODES, SCALARS, None, EDGES, None, SKIP), {}, r"skip must be \[5, 4x0e\]"),
+        ((cls, NODES, SCALARS, None, EDGES, SKIP), {}, r"skip must be \[5, 4x0e\]"),
         ((cls, FIVE, SCALARS, jnp.ones((6, 2))), {}, "give edges as well"),
-        ((cls, X, Y, None, None, INDEX), {}, "index is needed with num_indexed_weights"),
         ((cls, X, Y, EDGES), {}, AS_WEIGHTS),
         ((cls, X, Y, None, ENDS), {}, A_TUPLE),
-        ((cls, X, Y), *NO_INDEX),
         ((cls, X, Y), *HALF),
         ((lambda out, **options: cls(out, "2x0e", **options), X, Y), {}, BIASES[1]),
         ((cls, X, Y), {"channel_out": 2}, "unexpected keyword argument 'channel_out'", TypeError),

@@ -316,10 +316,6 @@ class Fused:
         return self.form.outputs[0].index is Index.RECEIVER
 
     @property
-    def num_sets(self) -> int:
-        return self.linear.linear_form.num_sets
-
-    @property
     def num_floats(self) -> int:
         return len(self.form.inputs) + len(self.linear.parameters) + self.skip
 
@@ -346,12 +342,6 @@ class Fused:
     def named(self, floats, integers) -> dict:
         """Return the operands by the names that kernels use."""
         inputs, parameters, skip = self.operands(floats)
-        index, arrays = self.split(integers)
         named = dict(zip([o.name for o in self.form.inputs], inputs, strict=True))
         named |= {f"p{n}": p for n, p in enumerate(parameters)}
-        return named | {"skip": skip, "set_index": index} | arrays
-
-    def split(self, integers):
-        """Return (the index of the weights or None, the index arrays by name)."""
-        index, *arrays = integers if self.num_sets else (None, *integers)
-        return index, dict(zip(INDEX_ARRAYS, arrays, strict=False))
+        return named | {"skip": skip} | dict(zip(INDEX_ARRAYS, integers, strict=False))

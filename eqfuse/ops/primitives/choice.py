@@ -128,7 +128,7 @@ def _auto_on_gpu(fused: Fused, num_rows: int, num_nodes: int, dtype) -> Choice:
                 Kernels.BLOCKS, f"in blocks: the product would have {size / 2**30:.3g} GiB"
             )
         return Choice(Kernels.APART, f"apart: the product has less than {LARGE >> 30} GiB")
-    weights = sum(math.prod(p.shape) for p in fused.linear.parameters) // max(fused.num_sets, 1)
+    weights = sum(math.prod(p.shape) for p in fused.linear.parameters)
     if fused.gate is None:
         return Choice(Kernels.APART, "apart: no gate follows the sums of nodes")
     if dtype.name != "float32":
@@ -147,8 +147,6 @@ def unsupported_reason(fused: Fused, backend: str, dtype) -> str:
             return f"native kernels of whole ops are of float32 and float64, not of {dtype.name}"
         if fused.summed:
             return "native kernels of whole ops are over rows, and this product is summed by node"
-        if fused.num_sets:
-            return "rows choose their weights by an index, which native kernels of whole ops do not"
         if is_wide(fused.linear.linear_form):
             return "its matrices are so large that the matmuls of XLA are faster"
     elif backend != "triton":

@@ -67,8 +67,7 @@ def _in_blocks(*arrays, call: Call):
     fused, dtype, size = call.fused, arrays[0].dtype, choice.BLOCK
     floats, integers = split(arrays, fused.num_floats)
     inputs, parameters, skip = fused.operands(floats)
-    index, _ = fused.split(integers)
-    form, by_row = fused.form, [a for a in (skip, index) if a is not None]
+    form, by_row = fused.form, [] if skip is None else [skip]
     wide = jnp.promote_types(dtype, jnp.float32)  # in which gradients of what rows share are summed
     parameters, shared = ([a.astype(wide) for a in arrays] for arrays in (parameters, inputs))
     for array, operand in reversed(list(zip(inputs, form.inputs, strict=True))):
@@ -120,8 +119,7 @@ def definition(*arrays, call: Call) -> list:
 
 def product(call: Call, form: Form, inputs, integers) -> list:
     """Return a form on the operands of a call."""
-    _, arrays = call.fused.split(integers)
-    return forms.form_p.bind(*inputs, *arrays.values(), form=form, **call.counts)
+    return forms.form_p.bind(*inputs, *integers, form=form, **call.counts)
 
 
 def _gated(compute, call: Call, *arrays) -> list:
@@ -136,10 +134,9 @@ def _value(*arrays, call: Call) -> list:
     fused = call.fused
     floats, _, integers = call.split(arrays)
     inputs, parameters, skip = fused.operands(floats)
-    index, _ = fused.split(integers)
     [m] = product(call, fused.form, inputs, integers)
     [z] = forms.evaluate_linear(
-        fused.linear.linear_form, [m, *parameters], index, call.num_output_rows, call.backend
+        fused.linear.linear_form, [m, *parameters], None, call.num_output_rows, call.backend
     )
     z = z if skip is None else z + skip
     return [*_gated(forms.gated, call, z), z, *([m] if call.kernels is Kernels.VALUE else [])]
@@ -153,9 +150,7 @@ def _tangent(*arrays, call: Call, m=None) -> list:
     changed = iter(tangents)
     [*changed, _] = [next(changed) if active else None for active in call.derivatives[0]]
     t_inputs, t_parameters, t_skip = fused.operands(changed)
-    index, indices = fused.split(integers)
-    indices = list(indices.values())
-    [t_m] = rules.bind_tangent(forms.form_p, fused.form, inputs, t_inputs, indices, call.counts)
+    [t_m] = rules.bind_tangent(forms.form_p, fused.form, inputs, t_inputs, integers, call.counts)
     if m is None and any(t is not None for t in t_parameters):
         [m] = product(call, fused.form, inputs, integers)
     [t_z] = rules.bind_tangent(
@@ -163,7 +158,7 @@ def _tangent(*arrays, call: Call, m=None) -> list:
         fused.linear.linear_form,
         [m, *parameters],
         [t_m, *t_parameters],
-        [] if index is None else [index],
+        [],
         {"num_rows": call.num_output_rows, "backend": call.backend},
     )
     if t_skip is not None:

@@ -19,7 +19,7 @@ from jax.experimental import multihost_utils
 
 from eqfuse.ops._backend import has_gpu
 from eqfuse.ops._edges import Edges
-from eqfuse.ops.ir.form import INDEX_ARRAYS
+from eqfuse.ops.ir.form import INDEX_ARRAYS, Form
 from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.primitives import choice, forms, layer, lowering, measured
 from eqfuse.ops.primitives.measured import MARGIN, Problem, Result
@@ -234,7 +234,7 @@ def _operands(problem: Problem, order: int) -> tuple[list, list]:
     else:
         shapes = [op.shape(o, rows, nodes) for o in op.inputs], []
     integers = []
-    if op.num_sets:
+    if isinstance(op, Form) and op.num_sets:
         integers.append(jnp.asarray(rng.integers(0, op.num_sets, count), jnp.int32))
     if nodes:
         edges = _edges_of_a_graph(rng, rows, nodes)

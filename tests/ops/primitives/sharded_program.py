@@ -35,22 +35,21 @@ def ops_inside(backend, rows):
     x0, y0 = (e3nn.IrrepsArray(irreps, jnp.ones((rows, irreps.dim))) for irreps in (X, Y))
     edges = ops.Edges.from_arrays(np.arange(rows), (np.arange(rows) * 3 + 1) % rows, rows)
     on_graph = ops.TensorProductLinear("3x0e+2x1o", backend=backend)
-    options = {"num_indexed_weights": 2, "biases": True, "force_irreps_out": True}
-    indexed = ops.TensorProductLinearGate("4x0e+2x1o", backend=backend, **options)
+    options = {"biases": True, "force_irreps_out": True}
+    gated = ops.TensorProductLinearGate("4x0e+2x1o", backend=backend, **options)
 
     def layer(method, first, x, y):
-        index = (0 * x.array[..., 0]).astype(int) + np.arange(rows) % 2  # sharded as x is
         skip = e3nn.IrrepsArray("4x0e+2x1o", jnp.tile(x.array[..., :1], 10))
-        return method(first, x, y, None, None, index, skip)
+        return method(first, x, y, None, None, skip)
 
     return {
         "a row that all rows share": (
             np.ones((1, 4), np.float32),
             lambda p, x, y: ops.tensor_product(x, e3nn.IrrepsArray(Y, p), backend=backend).array,
         ),
-        "indexed, with biases and a skip": (
-            layer(indexed.init, jax.random.key(0), x0, y0),
-            lambda *arguments: layer(indexed.apply, *arguments).array,
+        "with biases and a skip": (
+            layer(gated.init, jax.random.key(0), x0, y0),
+            lambda *arguments: layer(gated.apply, *arguments).array,
         ),
         "TensorProductLinear on a graph": (
             on_graph.init(jax.random.key(0), x0, y0, edges=edges),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 from typing import NamedTuple
 
 from eqfuse.ops.backends.triton.functions import activated
@@ -33,7 +32,6 @@ class FusedEmitter(DenseEmitter):
         self.fused, self.form, self.linear = fused, fused.form, fused.linear
         self.columns, self.warps = columns, warps
         self.parameters = [f"p{n}" for n in range(len(self.linear.parameters))]
-        self.set_index = ["set_index"] if fused.num_sets else []
 
     def kernel(
         self, stem, note, inputs, integers, outputs: dict, scalars=(), shares=1, rows=1
@@ -43,10 +41,9 @@ class FusedEmitter(DenseEmitter):
         spec = self.spec(stem, note, types, scalars, outputs, self.warps)
         return FusedKernel(spec, tuple(types), shares, rows)
 
-    def parameter(self, term: Term, which: str = "set_index") -> str:
-        """Return the pointer to a matrix or a bias, of the set `which` if there are several."""
-        pointer, shape = f"p{term.w - 1}_ptr", self.linear.parameters[term.w - 1].shape
-        return f"{pointer} + {which} * {math.prod(shape)}" if self.set_index else pointer
+    def parameter(self, term: Term) -> str:
+        """Return the pointer to a matrix or a bias."""
+        return f"p{term.w - 1}_ptr"
 
     def column(self, start: int) -> str:
         """Return the numbers of the columns of a tile of the gate."""

@@ -32,10 +32,6 @@ class NodeEmitter(FusedEmitter):
         columns = min(COLUMNS, power_of_two(max(b.mul for b in blocks)))
         super().__init__(fused, dtype, columns, max(1, threads // WARP))
 
-    def read_set(self):
-        if self.fused.num_sets:
-            self.emit("set_index = tl.load(set_index_ptr + node).to(tl.int64)")
-
     def column_groups(self, mul: int, dim: int) -> tuple[str, list[int]]:
         """Return a loop over `mul` columns, and where in a turn each tile begins."""
         starts = range(0, mul, self.columns)[: 4 if dim == 1 else 2]
@@ -94,7 +90,6 @@ def forward(fused: Fused, dtype: str, edge_lanes: int = 1) -> FusedKernel:
     t = NodeEmitter(fused, dtype, walk.leading * walk.lanes)
     t.lines += walk.lines
     t.emit("node = receiver")
-    t.read_set()
     t.emit("tl.debug_barrier()")
     for n, block in enumerate(fused.linear.blocks_out):
         _write_mixed(t, Part(n, 0, block.mul))
@@ -106,10 +101,9 @@ def forward(fused: Fused, dtype: str, edge_lanes: int = 1) -> FusedKernel:
     inputs = [*read, *t.parameters, *(["skip"] if fused.skip else [])]
     note = f"{fused.form!r}\nsummed by node, mixed to {fused.linear.irreps_out}"
     t.sums |= walk.sums
-    integers = [*walk.index_arrays(), *t.set_index]
     outputs = dict.fromkeys([*fused.outputs, "m"], dtype)
     scalars = ["num_nodes"] * bool(walk.ends())
-    return t.kernel("fused_node", note, inputs, integers, outputs, scalars)
+    return t.kernel("fused_node", note, inputs, walk.index_arrays(), outputs, scalars)
 
 
 def _write_mixed(t: NodeEmitter, part: Part):

@@ -65,7 +65,7 @@ class RowEmitter(FusedEmitter):
         self.channels, self.width = channels, width
         self.chunks = -(-self.form.max_mul // channels)
         [self.out] = self.form.outputs
-        self.integers = self.set_index + ["receivers"] * self.form.on_graph
+        self.integers = ["receivers"] * self.form.on_graph
 
     def finished(self, stem, note, inputs, outputs: dict, shares, *scalars: str) -> FusedKernel:
         """Return the kernel of the lines so far, which reads the product's inputs and `inputs`."""
@@ -91,8 +91,6 @@ class RowEmitter(FusedEmitter):
         self.emit(f"present = inside < {stop} - first")
         self.emit(f"inside = tl.minimum(inside, {stop} - 1 - first)")
         self.emit("row = first.to(tl.int64) + inside")
-        if self.fused.num_sets:
-            self.emit("set_index = tl.load(set_index_ptr + row)")
         if self.form.on_graph:
             node = self.node_index("tl.load(receivers_ptr + row)")
             self.emit(f"node = {node}.to(tl.int64)")
@@ -195,18 +193,6 @@ class RowEmitter(FusedEmitter):
         """Return (first, step): channel u of a segment has row first + u * step of a matrix."""
         s, block = self.out.segments[segment], self.linear.blocks_in[term.x.segment]
         return (s.offset - block.offset) // s.dim, s.channel_stride // s.dim
-
-    def parameter(self, term: Term, which: str = "set_index") -> str:
-        return super().parameter(term, f"tl.cast({which}, tl.int64)")
-
-    def sets(self):
-        """Return a loop over the sets of weights, if there are several."""
-        count = self.fused.num_sets
-        return self.block(f"for which in tl.range(0, {count}, num_stages=1):" if count else "")
-
-    def of_set(self, left: str) -> str:
-        """Return a factor of the rows that have the set `which` of weights, zero for others."""
-        return f"tl.where(set_index == which, {left}, 0.0)" if self.fused.num_sets else left
 
     def add_dot(self, total: str, left: str, right: str):
         if self.dtype != self.wide:
@@ -311,15 +297,14 @@ class _Forward(RowEmitter):
                 scaled[scale] = [self.name(value) for value in values]
         self.emit(f"u = (chunk * {self.channels} + tl.arange(0, {self.channels}))[:, None]")
         self.emit(f"v = tl.arange(0, {self.width})[None, :]")
-        with self.sets():
-            for part, term in pairs:
-                first, step = self.rows_of(segment, term)
-                mul = self.linear.blocks_out[part.block].mul
-                place = f"({first} + u * {step}) * {mul} + {part.first} + v"
-                mask = f"(u < {s.mul}) & (v < {part.mul})"
-                matrix = self.factor(f"{self.parameter(term, 'which')} + {place}", mask)
-                for total, component in zip(z[part], scaled[term.scale], strict=True):
-                    self.add_dot(total, self.of_set(component), matrix)
+        for part, term in pairs:
+            first, step = self.rows_of(segment, term)
+            mul = self.linear.blocks_out[part.block].mul
+            place = f"({first} + u * {step}) * {mul} + {part.first} + v"
+            mask = f"(u < {s.mul}) & (v < {part.mul})"
+            matrix = self.factor(f"{self.parameter(term)} + {place}", mask)
+            for total, component in zip(z[part], scaled[term.scale], strict=True):
+                self.add_dot(total, component, matrix)
 
     def _finish(self, part: Part, names: list[str]):
         """Add bias and skip to a part of the pre-activation, and write it."""
@@ -444,14 +429,12 @@ class _Backward(RowEmitter):
                     self.name(self.loaded_where(f"{start} + ({place} + {k})", has_v))
                     for k in range(s.dim)
                 ]
-                with self.sets():
-                    place = f"({first} + u * {step}) * {block.mul} + v"
-                    place = f"{self.parameter(term, 'which')} + ({place})"
-                    has_u = "" if self.fills(s.mul) else f"u < {s.mul}"
-                    # neighbours of a row of the matrix are loaded at once, and turned
-                    matrix = self.name(f"tl.trans({self.loaded_where(place, has_u, has_v)})")
-                    for total, left in zip(totals, lefts, strict=True):
-                        self.add_dot(total, self.of_set(left), matrix)
+                place = f"{self.parameter(term)} + (({first} + u * {step}) * {block.mul} + v)"
+                has_u = "" if self.fills(s.mul) else f"u < {s.mul}"
+                # neighbours of a row of the matrix are loaded at once, and turned
+                matrix = self.name(f"tl.trans({self.loaded_where(place, has_u, has_v)})")
+                for total, left in zip(totals, lefts, strict=True):
+                    self.add_dot(total, left, matrix)
             for name, total in zip(names, totals, strict=True):
                 more = f" + {name}" if count else ""
                 self.emit(f"{name} = {term.scale!r} * {total}{more}")
@@ -476,14 +459,12 @@ class _Gradients(RowEmitter):
         self.wanted = wanted
 
     def whole_kernel(self, partial: bool) -> FusedKernel:
-        jobs, count = self._jobs(), max(1, self.fused.num_sets)
+        jobs = self._jobs()
         self.emit("program = tl.program_id(0)")
         self.emit(f"job = program % {len(jobs)}")
         self.emit(f"rest = program // {len(jobs)}")
         self.emit(f"chunk = rest % {self.chunks}")
-        self.emit(f"rest = rest // {self.chunks}")
-        self.emit(f"which = rest % {count}")
-        self.emit(f"part = rest // {count}")
+        self.emit(f"part = rest // {self.chunks}")
         self.emit("rows = (num_rows + num_parts - 1) // num_parts")
         self.emit("begin = tl.minimum(part * rows, num_rows)")
         self.emit("end = tl.minimum(begin + rows, num_rows)")
@@ -492,9 +473,8 @@ class _Gradients(RowEmitter):
                 self._write(*job)
         real = self.wide if partial else self.dtype
         outputs = {f"dp{n}": real for n, is_wanted in enumerate(self.wanted) if is_wanted}
-        shares = len(jobs) * self.chunks * count
-        stem, note = "fused_gradients", "gradients of"
-        return self.finished(stem, note, ["dz_z"], outputs, shares, "num_parts")
+        shares, note = len(jobs) * self.chunks, "gradients of"
+        return self.finished("fused_gradients", note, ["dz_z"], outputs, shares, "num_parts")
 
     def _jobs(self) -> list[tuple[int | None, list[tuple[Term, Part]]]]:
         """Return each program's segment of the product, None of biases, and its columns.
@@ -527,18 +507,15 @@ class _Gradients(RowEmitter):
         self.emit(f"v = tl.arange(0, {self.width})[None, :]")
         with self.block(f"for at in tl.range(begin, end, {ROWS}, num_stages=1):"):
             self.rows_from("at", "end")
-            self.emit("keep = present")
-            if self.fused.num_sets:
-                self.emit("keep = keep & (set_index == which)")
             if segment is None:
                 for (_, part), total in zip(columns, totals, strict=True):
                     value = self.widened(self._cotangent(part, 0))
-                    self.emit(f"{total} += tl.where(keep, {value}, 0.0)")
+                    self.emit(f"{total} += tl.where(present, {value}, 0.0)")
             else:
                 self.row_pointers(self.form.inputs)
                 mul = self.out.segments[segment].mul
                 for k, component in enumerate(self.product(segment)):
-                    value = self.name(f"tl.where(keep & (lane < {mul}), {component}, 0.0)")
+                    value = self.name(f"tl.where(present & (lane < {mul}), {component}, 0.0)")
                     for (_, part), total in zip(columns, totals, strict=True):
                         self.add_dot(total, f"tl.trans({value})", self._cotangent(part, k))
         for (term, part), total in zip(columns, totals, strict=True):
@@ -552,8 +529,8 @@ class _Gradients(RowEmitter):
         return self.factor(place, f"v < {part.mul}")
 
     def _store(self, segment: int | None, term: Term, part: Part, total: str):
-        count, shape = max(1, self.fused.num_sets), self.linear.parameters[term.w - 1].shape
-        place = f"dp{term.w - 1}_ptr + (part.to(tl.int64) * {count} + which) * {math.prod(shape)}"
+        shape = self.linear.parameters[term.w - 1].shape
+        place = f"dp{term.w - 1}_ptr + part.to(tl.int64) * {math.prod(shape)}"
         if segment is None:
             self.emit(f"{total} = tl.sum({total}, axis=0, keep_dims=True)")
             place = f"{place} + {part.first} + v"

@@ -313,12 +313,12 @@ TENSOR_PRODUCT = {
     "broadcast": _product("8x0e+8x1o", "0e+1o", shape_x=(3, 1), shape_y=(1, 2)),
     "one-y": _product("33x0e+33x1o", "0e+1o", shape_y=(1,)),
     "one-x": _product("5x0e+5x1o", "0e+1o", shape_x=(1,)),
-    "one-y-expanded": _product("6x0e+5x1o", "5x0e+7x1o", shape_x=(3,), shape_y=()),
+    "one-y-many-by-many": _product("6x0e+5x1o", "5x0e+7x1o", shape_x=(3,), shape_y=()),
     "one-y-no-rows": _product("8x0e+8x1o", "0e+1o", shape_x=(0,), shape_y=(1,)),
     "no-rows": _product("8x0e+8x1o", "0e+1o", shape_x=(2, 0), shape_y=(1, 0)),
     "uvuv-unrolled": _product("6x0e+5x1o", "2x0e+3x1o"),
-    "uvuv-expanded": _product("6x0e+5x1o", "5x0e+7x1o", shape_x=(3,), shape_y=(3,)),
-    "uvuv-expanded-not-regrouped": _product(
+    "many-by-many": _product("6x0e+5x1o", "5x0e+7x1o", shape_x=(3,), shape_y=(3,)),
+    "many-by-many-not-regrouped": _product(
         "5x1o+0e", "5x1o+6x0e", regroup_output=False, shape_x=(3,), shape_y=(3,)
     ),
     "one-by-many": _product("0e+1o", "33x0e+9x1o"),
@@ -327,7 +327,7 @@ TENSOR_PRODUCT = {
     "zero-blocks": _product(
         "4x0e+4x1o+2x1o", "0e+1o", zero_x=(False, True, False), zero_y=(True, False)
     ),
-    "zero-blocks-expanded": _product(
+    "zero-blocks-many-by-many": _product(
         "6x0e+2x1o+3x1o", "5x1o", zero_x=(True, True, False), shape_x=(3,), shape_y=(3,)
     ),
     "nothing-left": _product("8x0e+8x1o", "0e", keep="2e"),
@@ -384,9 +384,9 @@ GRAPH = {
     "one-y": _graph("8x0e+8x1o", "0e+1o", shared="y"),
     "one-w": _graph("5x0e+5x1o", "0e+1o", shared="w"),
     "one-y-and-w": _graph("5x0e+5x1o", "0e+1o", shared="yw"),
-    "one-y-expanded": _graph("5x0e+5x1o", "5x0e+6x1o", keep="0e+1o", shared="y"),
+    "one-y-many-by-many": _graph("5x0e+5x1o", "5x0e+6x1o", keep="0e+1o", shared="y"),
     "no-edges": _graph("8x0e+8x1o", "0e+1o", graph=NO_EDGES),
-    "uvuv-expanded": _graph("5x0e+5x1o", "5x0e+6x1o", keep="0e+1o"),
+    "many-by-many": _graph("5x0e+5x1o", "5x0e+6x1o", keep="0e+1o"),
     "one-by-many": _graph("0e+1o", "9x0e+33x1o"),
     "zero-mul": _graph("0x0e+4x1o+0x2e", "0e+0x1o+1o"),
     "zero-blocks": _graph(

@@ -41,6 +41,8 @@ WAYS = {
 def possible(name: str, way: str) -> bool:
     if "blocks" in way:
         return CASES[name].over_rows
+    if "always" in way and CASES[name].by_e3nn:
+        return False
     return way != "llvm always" or CASES[name].over_rows
 
 

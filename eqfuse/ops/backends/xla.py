@@ -131,10 +131,13 @@ class _Values(Contraction):
     `known` are the segments of inputs.
     """
 
+    TOGETHER = 8  # no vector is pulled out: XLA would compute the inner sums for each component
+
     def __init__(self, form: Form, known: dict, dtype):
         super().__init__(form)
         self.segments, self.columns = known, {}
-        entries = (split(form, p)[2] for p in form.paths if len(p.terms) <= TERMS)
+        self.NUMBERS = form.max_mul > 1  # else a matmul would be for each of the numbers
+        entries = (split(form, p, self.NUMBERS)[2] for p in form.paths if len(p.terms) <= TERMS)
         numbers = {n: None for of_path in entries for _, n in of_path if not isinstance(n, float)}
         products = {names: None for number in numbers for names, _ in number}
         if not numbers:

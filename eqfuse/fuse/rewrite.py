@@ -21,7 +21,7 @@ from eqfuse.fuse.match import CONVERT
 from eqfuse.fuse.moves import fault, guarded, is_strict, outputs_of
 from eqfuse.fuse.patch import patched_for
 from eqfuse.fuse.reads import columns_read, readers
-from eqfuse.fuse.rows import ARITHMETIC, MOVES, RowPolynomials, behind, products_behind
+from eqfuse.fuse.rows import ARITHMETIC, MOVES, RowPolynomials, products_behind
 from eqfuse.ops.transforms.trace import FLOATS, Node, Trace, bind, needed, traced
 
 OPS = pathlib.Path(__file__).parents[1]
@@ -167,7 +167,8 @@ def _between(trace: Trace, rows: RowPolynomials, number: int) -> str:
     def follow(n):
         return bool(products_behind(trace, rows, n))
 
-    names = {trace.nodes[n].name for n in behind(trace, number, follow) if follow(n)}
+    found = trace.behind(trace.nodes[number].inputs, follow)
+    names = {trace.nodes[n].name for n in found if follow(n)}
     names = ", ".join(sorted(names - MOVES - ARITHMETIC - {"scatter-add", "eqfuse_form"}))
     advice = f": {CONVERT}" if names == "convert_element_type" else ""
     return f" ({names} between them){advice}" if names else ""

@@ -360,23 +360,11 @@ class RowPolynomials:
         return (a * b).summed(math.prod(summed), (*common, *left, *right))
 
 
-def behind(trace: Trace, number: int, follow):
-    """Yield the nodes that a node is computed from, through those of which `follow` is true."""
-    seen, todo = set(), [number]
-    while todo:
-        for value in trace.nodes[todo.pop()].inputs:
-            made = trace.producer.get(value)
-            if made is not None and made[0] not in seen:
-                seen.add(made[0])
-                yield made[0]
-                if follow(made[0]):
-                    todo.append(made[0])
-
-
 def products_behind(trace: Trace, rows: RowPolynomials, number: int) -> set[int]:
     """Return the products over rows that a node is computed from, through any primitives."""
 
     def follow(n):
         return not rows.is_product(n) and trace.nodes[n].name != "scatter-add"
 
-    return {n for n in behind(trace, number, follow) if rows.is_product(n)}
+    found = trace.behind(trace.nodes[number].inputs, follow)
+    return {n for n in found if rows.is_product(n)}

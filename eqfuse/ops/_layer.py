@@ -143,7 +143,7 @@ class TensorProductLinear(nn.Module):
                     f"skip must be [{', '.join(map(str, shape))}, {irreps}], the output of the "
                     f"Linear, got {skip.irreps} of shape {skip.shape}"
                 )
-        added = [] if skip is None else [batch_axes.rows(skip.array)]
+        added = [] if skip is None else [batch_axes.flatten(skip.array)]
         dtype = promoted([*arrays, *added], parameters)
         floats = [a.astype(dtype) for a in (*arrays, *parameters, *added)]
         integers, num_rows, num_nodes = [], batch_axes.count, 0
@@ -154,7 +154,7 @@ class TensorProductLinear(nn.Module):
         chosen = choose(mode, fused, num_rows, num_nodes, backend, dtype)
         record(fused=chosen.text)
         call = layer.Call(fused, num_rows, num_nodes, backend, chosen.kernels)
-        out = batch_axes.apart(layer.evaluate(call, floats, integers))
+        out = batch_axes.unflatten(layer.evaluate(call, floats, integers))
         if fused_gate is not None:
             irreps = fused_gate.irreps_out
             if self.force_irreps_out:  # the same channels in the blocks that were asked for
@@ -332,7 +332,7 @@ def _rows(x, y, weights, edges):
         return batch_axes, [x.array, y.array] + ([] if weights is None else [weights])
     shape = jnp.broadcast_shapes(x.shape[:-1], y.shape[:-1])
     batch_axes = BatchAxes(shape)
-    return batch_axes, [batch_axes.rows(a.array) for a in (x, y)]
+    return batch_axes, [batch_axes.flatten(a.array) for a in (x, y)]
 
 
 def linear(x, parameters, irreps_out, *, index=None, weights=None, **options):

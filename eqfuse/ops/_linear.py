@@ -134,12 +134,12 @@ class Linear(e3nn.flax.Linear):
             shape = jnp.broadcast_shapes(shape, jnp.shape(index))
         batch_axes = BatchAxes(shape)
         dtype = promoted([x], parameters)
-        arrays = [a.astype(dtype) for a in (batch_axes.rows(x.array), *parameters)]
+        arrays = [a.astype(dtype) for a in (batch_axes.flatten(x.array), *parameters)]
         if index is not None:
-            index = batch_axes.rows(index, others=0)
+            index = batch_axes.flatten(index, others=0)
         [z] = forms.evaluate_linear(linear.linear_form, arrays, index, batch_axes.count, backend)
         flags = linear.zero_flags
-        out = e3nn.IrrepsArray(linear.irreps_out, batch_axes.apart(z), zero_flags=flags)
+        out = e3nn.IrrepsArray(linear.irreps_out, batch_axes.unflatten(z), zero_flags=flags)
         return rechunked(out, self.irreps_out) if self.force_irreps_out else out
 
 

@@ -73,11 +73,11 @@ def symmetric_contraction(
     if index is not None or weights.ndim == 2:
         weights = weights.reshape(-1, num_paths * mul)
     else:
-        weights = batch_axes.rows(weights, others=2)
-    arrays = [batch_axes.rows(x.array), weights]
+        weights = batch_axes.flatten(weights, others=2)
+    arrays = [batch_axes.flatten(x.array), weights]
     form = form if edges else sharing(form, arrays, batch_axes.count)
     [out] = forms.evaluate(form, arrays, edges, backend=backend)
-    return e3nn.IrrepsArray(irreps_out, batch_axes.apart(out))
+    return e3nn.IrrepsArray(irreps_out, batch_axes.unflatten(out))
 
 
 def symmetric_contraction_paths(irreps, irreps_out, correlation: int):

@@ -174,13 +174,13 @@ def evaluate_rows(product: products.Product, x, y, backend: str):
     arrays = [  # one row, where it is the same for all
         a.array.reshape(1, a.irreps.dim)
         if math.prod(a.shape[:-1]) == 1
-        else batch_axes.rows(a.array)
+        else batch_axes.flatten(a.array)
         for a in (x, y)
     ]
     form = sharing(product.form, arrays, batch_axes.count)
     [out] = forms.evaluate(form, arrays, backend=backend)
     return e3nn.IrrepsArray(
-        product.irreps_out, batch_axes.apart(out), zero_flags=product.zero_flags
+        product.irreps_out, batch_axes.unflatten(out), zero_flags=product.zero_flags
     )
 
 

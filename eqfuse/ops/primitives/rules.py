@@ -300,13 +300,13 @@ class BatchAxes:
     def count(self) -> int:
         return math.prod(self.shape)
 
-    def rows(self, array, others: int = 1):
+    def flatten(self, array, others: int = 1):
         """Return an array [..., *others], whose leading axes broadcast, as [rows, n] or [rows]."""
         check_axes(array)
         rest = array.shape[array.ndim - others :]
         array = jnp.broadcast_to(array, (*self.shape, *rest))
         return array.reshape((self.count, math.prod(rest)) if others else self.count)
 
-    def apart(self, rows):
+    def unflatten(self, rows):
         """Return [rows, n] as [..., n]."""
         return rows.reshape(*self.shape, rows.shape[-1])

@@ -137,7 +137,7 @@ class Sequence:
         # indices are checked before a kernel runs, and so what computes them is no part of it
         kernels = [n for n in self.nodes if n.name in KERNELS]
         indices = [v for n in kernels for v in n.inputs[len(n.params["form"].inputs) :]]
-        for node in self._behind(indices):
+        for node in map(self.trace.nodes.__getitem__, self.trace.behind(indices)):
             reasons[node] = reasons[node] or "indices of edges"
         # a node without a step before any kernel would cut the first one in two
         of_kernels: set[int] = set()
@@ -147,7 +147,7 @@ class Sequence:
                 of_kernels.update(node.outputs)
             elif reasons[node]:
                 before += node.inputs
-        for node in self._behind(before):
+        for node in map(self.trace.nodes.__getitem__, self.trace.behind(before)):
             reasons[node] = reasons[node] or "read by what has no step, before any kernel"
         return reasons
 
@@ -161,16 +161,6 @@ class Sequence:
         except NoStepError as error:
             return str(error)
         return ""
-
-    def _behind(self, todo: list[int]) -> set[Node]:
-        """Return the nodes that compute some values."""
-        result: set[Node] = set()
-        while todo:
-            node = self.trace.node(todo.pop())
-            if node is not None and node not in result:
-                result.add(node)
-                todo += node.inputs
-        return result
 
     @functools.cached_property
     def stages(self) -> list[Stage]:

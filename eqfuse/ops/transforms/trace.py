@@ -121,6 +121,16 @@ class Trace:
         made = self.producer.get(value)
         return None if made is None else self.nodes[made[0]]
 
+    def behind(self, values, follow: Callable = lambda number: True):
+        """Yield the numbers of the nodes that make some values, through those it is to `follow`."""
+        seen, todo = set(), list(values)
+        while todo:
+            number, _ = self.producer.get(todo.pop(), (None, 0))
+            if number is not None and number not in seen:
+                seen.add(number)
+                yield number
+                todo += self.nodes[number].inputs if follow(number) else ()
+
     def constant(self, value: int) -> np.ndarray | None:
         """Return a value that depends on no input, if it is small; None otherwise."""
         if value not in self._folded:

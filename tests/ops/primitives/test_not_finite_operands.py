@@ -49,9 +49,9 @@ def outputs(backend, operand, column, value, on_graph):
     ],
 )
 def test_not_finite_operands_reach_outputs_as_in_e3nn(operand, column, on_graph):
-    """Kernels: in all outputs that depend on them, and no other; XLA: where e3nn has them.
+    """Kernels: in all outputs that depend on them, and no other; XLA: in no more than e3nn has.
 
-    Those multiply by the zeros of a whole table of Clebsch-Gordan coefficients too.
+    e3nn multiplies by the zeros of a whole table of coefficients, and XLA by some of them.
     """
     one, other = (outputs("e3nn", operand, column, value, on_graph) for value in (0.5, 1.5))
     depends = abs(one - other) > 1e-4
@@ -63,5 +63,5 @@ def test_not_finite_operands_reach_outputs_as_in_e3nn(operand, column, on_graph)
         }
         np.testing.assert_array_equal(lost["llvm"], depends, str(value))
         np.testing.assert_array_equal(lost["triton"], depends, str(value))
-        np.testing.assert_array_equal(lost["xla"], lost["e3nn"], str(value))
+        assert (lost["e3nn"] >= lost["xla"]).all()
         assert (lost["xla"] >= depends).all()

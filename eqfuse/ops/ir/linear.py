@@ -103,9 +103,6 @@ def linear(
     The names of the parameters count the blocks of `numbered`, sorted irreps of which the row has
     some only; None: those of the row itself.
     """
-    order = [ir for _, ir in irreps_in.simplify()]
-    if len(set(order)) < len(order):
-        raise ValueError(f"blocks of one irrep must be adjacent, got {irreps_in}; regroup them")
     kept = [m for m, zero in zip(irreps_in, zero_flags, strict=True) if not zero]
     merged = e3nn.Irreps(kept).regroup()
     irreps_out = irreps_out.simplify()
@@ -160,9 +157,6 @@ def for_product(computed: e3nn.Irreps, zero_flags, irreps: e3nn.Irreps, irreps_o
     which of its blocks are zero by structure. `irreps` are of what e3nn's Linear gets instead,
     sorted and merged, also blocks that are zero; they number the parameters.
     """
-    irs = [ir for _, ir in computed]
-    if len(set(irs)) < len(irs):
-        raise ValueError("a Linear is fused with products that are regrouped only")
     whole = linear(irreps, (False,) * len(irreps), e3nn.Irreps(irreps_out), **options)
     options = options | {"force_irreps_out": True, "numbered": irreps}
     return linear(computed, zero_flags, whole.irreps_out, **options), whole

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from eqfuse.data import Batcher, Labels
 from eqfuse.data.error_table import UNITS
@@ -86,12 +87,6 @@ def error_sums(
     return sums
 
 
-def huber(error, delta):
-    """Return error^2, and beyond `delta` the line that goes on from there: twice Huber's loss."""
-    size = jnp.abs(error)
-    return jnp.where(size < delta, error**2, delta * (2 * size - delta))
-
-
 _STEPS = ((100.0, 0.7), (200.0, 0.4), (300.0, 0.1))
 """Universal loss: the length of a force, eV/Å, from which the threshold is that part of `delta`."""
 
@@ -140,7 +135,7 @@ class Loss:
             length = jnp.sqrt((forces**2).sum(axis=-1, keepdims=True))
             for least, part in _STEPS:
                 delta = jnp.where(length < least, delta, part * self.delta)
-        return huber(error, delta)
+        return 2 * optax.losses.huber_loss(error, delta=delta)
 
     def __call__(self, sums: dict):
         """Return the loss of errors summed by `error_sums`."""

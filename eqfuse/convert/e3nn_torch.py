@@ -7,7 +7,6 @@ and their rows and columns are the channels in the order in which the irreps lis
 
 import dataclasses
 import math
-from collections.abc import Callable
 
 import e3nn_jax as e3nn
 import numpy as np
@@ -105,19 +104,14 @@ def e3nn_gate(irreps) -> dict[e3nn.Irrep, float]:
     return {ir: TANH if (ir.l == 0 and ir != SCALAR) else SILU for _, ir in irreps}
 
 
-def network_of(
-    layers: list[Record], constant: Callable[[Record], float], first: float = 1.0
-) -> list[np.ndarray]:
-    """Return the matrices of an `e3nn.nn.FullyConnectedNet`, between which is plain silu.
-
-    The input is multiplied with `first`, and `constant` gives the factor of a layer's silu.
-    """
-    matrices, factor = [], first
+def network_of(layers: list[Record]) -> list[np.ndarray]:
+    """Return the matrices of an `e3nn.nn.FullyConnectedNet`, between which is plain silu."""
+    matrices, factor = [], 1.0
     for layer in layers:
         weight = np.asarray(layer.get("weight"), np.float64) * factor
         matrices.append(weight / math.sqrt(len(weight) * layer.get("var_in")))
         if layer is not layers[-1]:
-            factor = constant(layer) * math.sqrt(layer.get("var_out"))
+            factor = constant_of(layer.get("act")) * math.sqrt(layer.get("var_out"))
     return [*matrices[:-1], matrices[-1] * math.sqrt(layers[-1].get("var_out"))]
 
 

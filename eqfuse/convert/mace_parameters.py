@@ -82,8 +82,7 @@ def parameters(network: Record, described: Converted) -> dict:
             layer["interaction"] = _interaction(block, paths, irreps_basis, order)
             layer["skip_linear"] = named(linear_of(block.get("skip_tp")), before, irreps_out)
             continue
-        dense = block.get("conv_tp_weights").children()
-        radial = network_of(dense, lambda layer: constant_of(layer.get("act")))
+        radial = network_of(block.get("conv_tp_weights").children())
         result["radial"][f"layer_{k}"] = radial_layers(radial, paths)
         divisor = 1 if fields["density_normalization"] else math.sqrt(fields["avg_num_neighbors"])
         down = {ir: w / divisor for ir, w in linear_of(block.get("linear")).items()}

@@ -80,10 +80,10 @@ def neighbor_list(
     return senders[order].astype(np.int32), receivers[order].astype(np.int32), shifts
 
 
-def coincident(a: int, b: int, distance: float, where: str = "") -> DataError:
+def coincident(a: int, b: int, distance: float) -> DataError:
     """Return the error of two atoms that are too near, or at one place."""
     first, second = sorted((int(a), int(b)))
-    pair = f"{where}atoms {first} and {second}"
+    pair = f"atoms {first} and {second}"
     if distance < COINCIDENT:
         return DataError(f"{pair} are at the same place ({distance:.1e} Å apart); remove one")
     return DataError(

@@ -29,7 +29,6 @@ from eqfuse.train.sources import AVERAGE, FIT, DataSettings
 NETWORKS = {"nequip": "NequIP", "allegro": "Allegro", "mace": "MACE"}
 _MODELS = Path(eqfuse.__file__).parent / "models"
 _NO_SETTINGS = ("irreps_out", "num_species", "avg_num_neighbors", "backend", "fused")
-_NO_SETTINGS += ("radial_accuracy",)  # a training does not choose knots
 PAST = "replay"
 """The head of the network's past in a run with several."""
 _MAY_BE_ZERO = ("lmax", "hidden_lmax", "radial_layers")

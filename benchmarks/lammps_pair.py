@@ -23,9 +23,9 @@ from ase.md.verlet import VelocityVerlet
 import eqfuse
 from eqfuse import md
 from eqfuse.data import neighbor_list
+from eqfuse.data.padding import room_for_pairs
 from eqfuse.export import export_folder
 from eqfuse.export.folder import ladder
-from eqfuse.inference.lists import room_for_pairs
 from eqfuse.md import simulation
 
 INPUT = """

@@ -24,8 +24,17 @@ Files and ASE's atoms become structures, and structures batches:
     >>> isinstance(read, data.Structure), read.energy
     (True, None)
     >>> senders, receivers, shifts = data.neighbor_list(water.positions, water.cell, water.pbc, 1.2)
-    >>> len(senders), data.species_index(water.numbers, [1, 8])
-    (4, array([1, 0, 0], dtype=int32))
+    >>> len(senders), data.species_index(water.numbers, [1, 8]), data.room_for_pairs(len(senders))
+    (4, array([1, 0, 0], dtype=int32), 32)
+    >>> [atoms.get_chemical_formula() for atoms in data.frames_of([water, "water.xyz"])]
+    ['H2O', 'H2O']
+    >>> data.indexed("water.xyz@0")[0], data.has_types("water.xyz")
+    ('water.xyz', False)
+    >>> water.info |= {"free_energy": -76.4, "frozen": [0], "note": "of a file"}
+    >>> data.labels_of(water), data.unread_names(water, data.HELD)
+    ({'free_energy'}, ['frozen'])
+    >>> data.keep(data.as_atoms(read), water, without=data.labels_of(water))  # what is renamed
+    {}
     >>> [row["group"] for row in data.error_table([data.of_atoms(water)], [read])]
     ['all', 'element H', 'element O']
     >>> ase.io.write("atoms.xyz", ase.Atoms("H", info={"E": -13.6}))
@@ -39,13 +48,22 @@ Files and ASE's atoms become structures, and structures batches:
     atoms 0 and 1 overlap
 """
 
-from eqfuse.data.batching import Batch, Batcher, Labels, Shape, collate
+from eqfuse.data.batching import Batch, Batcher, Labels, collate
 from eqfuse.data.dataset import Dataset
 from eqfuse.data.error_table import error_table
 from eqfuse.data.lazy import prefetched
 from eqfuse.data.neighbors import COINCIDENT, neighbor_list, require_apart
-from eqfuse.data.readers import Keys, Units, iterate_atoms, read_structures
-from eqfuse.data.readers.ase_files import of_atoms
+from eqfuse.data.padding import Shape, room_for_pairs
+from eqfuse.data.readers import (
+    Keys,
+    Units,
+    frames_of,
+    has_types,
+    indexed,
+    iterate_atoms,
+    read_structures,
+)
+from eqfuse.data.readers.ase_files import HELD, as_atoms, keep, labels_of, of_atoms, unread_names
 from eqfuse.data.readers.embedded import read_embedded
 from eqfuse.data.references import fit_reference_energies, isolated_atom_energies
 from eqfuse.data.samples import Sample, species_index
@@ -53,6 +71,7 @@ from eqfuse.data.structures import DataError, Structure
 
 __all__ = [
     "COINCIDENT",
+    "HELD",
     "Batch",
     "Batcher",
     "DataError",
@@ -63,18 +82,26 @@ __all__ = [
     "Shape",
     "Structure",
     "Units",
+    "as_atoms",
     "collate",
     "error_table",
     "fit_reference_energies",
+    "frames_of",
+    "has_types",
+    "indexed",
     "isolated_atom_energies",
     "iterate_atoms",
+    "keep",
+    "labels_of",
     "neighbor_list",
     "of_atoms",
     "prefetched",
     "read_embedded",
     "read_structures",
     "require_apart",
+    "room_for_pairs",
     "species_index",
+    "unread_names",
 ]
 
 

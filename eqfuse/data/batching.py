@@ -7,72 +7,12 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from eqfuse.data.padding import Shape, choose_shapes, padded_edges
 from eqfuse.data.samples import Sample, Samples
 from eqfuse.data.structures import DataError, Weights
 from eqfuse.graph import Graph
-from eqfuse.ops import Edges
 
-
-class Shape(NamedTuple):
-    """Padded sizes of a batch, the padding node and graph included."""
-
-    n_nodes: int
-    n_edges: int
-    n_graphs: int
-
-
-_NODE_MULTIPLE, _EDGE_MULTIPLE = 8, 64
-_NUM_DRAWS = 1024
-_WORTH_A_SHAPE = 0.9
 _ROWS = 2  # the stream of random rows
-
-
-def choose_shapes(
-    sizes: np.ndarray, batch_size: int, max_shapes: int, parts: int = 1
-) -> tuple[Shape, ...]:
-    """Return ascending shapes for batches of samples, from their numbers of atoms and edges alone.
-
-    The largest holds any batch, the others the batches that are likely. All parts of a batch, of
-    `batch_size` samples at most, have the shape of the largest part.
-    """
-    largest = np.sort(sizes, axis=0)[-batch_size:].sum(axis=0)
-    rng = np.random.Generator(np.random.PCG64(0))
-    draws = (rng.random((_NUM_DRAWS, parts, batch_size)) * len(sizes)).astype(np.int64)
-    sums = np.minimum(sizes[draws].sum(axis=2).max(axis=1), largest)
-    sums = sums[np.lexsort((sums[:, 0], sums[:, 1]))]  # by edges, which cost most
-    sums[:, 0] = np.maximum.accumulate(sums[:, 0])
-    # The largest possible batch may be much larger than any that is likely: then the last but one
-    # shape is the largest batch drawn.
-    intervals = max_shapes if (sums[-1] >= largest).all() else max_shapes - 1
-    levels = [k / intervals for k in range(1, max_shapes)] if max_shapes > 1 else []
-    candidates = [sums[int(np.ceil(level * _NUM_DRAWS)) - 1] for level in levels]
-    shapes = [_padded_shape(*largest, batch_size)]
-    for n_nodes, n_edges in reversed(candidates):
-        shape, larger = _padded_shape(n_nodes, n_edges, batch_size), shapes[0]
-        if min(shape.n_nodes / larger.n_nodes, shape.n_edges / larger.n_edges) < _WORTH_A_SHAPE:
-            shapes.insert(0, shape)
-    return tuple(shapes)
-
-
-def _padded_shape(n_nodes: int, n_edges: int, batch_size: int) -> Shape:
-    return Shape(
-        -(-(int(n_nodes) + 1) // _NODE_MULTIPLE) * _NODE_MULTIPLE,
-        max(-(-int(n_edges) // _EDGE_MULTIPLE), 1) * _EDGE_MULTIPLE,
-        batch_size + 1,
-    )
-
-
-def padded_edges(senders, receivers, num_nodes: int, room: int) -> tuple[Edges, np.ndarray]:
-    """Return `room` edges, sorted by receiver, and the number that each had, in this order.
-
-    The padding, which comes after the edges, joins nodes to themselves and is spread over all: the
-    edges of one node are summed one after the other.
-    """
-    padding = room - len(senders)
-    loops = np.arange(padding) * num_nodes // max(padding, 1)
-    senders, receivers = np.append(senders, loops), np.append(receivers, loops)
-    order = np.argsort(receivers * num_nodes + senders, kind="stable")
-    return Edges.from_arrays(senders[order], receivers[order], num_nodes), order
 
 
 class HessianRows(NamedTuple):

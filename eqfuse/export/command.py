@@ -5,12 +5,9 @@ from pathlib import Path
 from typing import Literal
 
 from eqfuse.convert.names import resolved
-from eqfuse.data import neighbor_list, read_structures
-from eqfuse.data.readers import has_types
-from eqfuse.data.structures import counted
+from eqfuse.data import has_types, neighbor_list, read_structures, room_for_pairs
 from eqfuse.export.folder import MANIFEST, RADIAL, export_folder, ladder
 from eqfuse.export.plugin import PLUGIN, SCRIPT
-from eqfuse.inference.lists import room_for_pairs
 from eqfuse.runs import ConfigError, command, head_file, one_of, setting, word
 from eqfuse.train import read_metadata
 
@@ -83,7 +80,7 @@ def _print_lines(folder: Path):
     elements = " ".join(line.split()[1] for line in text if line.startswith("element "))
     atoms = [line.split()[1] for line in text if line.startswith("program ")]
     most = " to ".join(dict.fromkeys((atoms[0], atoms[-1])))
-    print(f"{counted(len(atoms), 'program')}, for ranks of at most {most} atoms")
+    print(f"{len(atoms)} program{'s' * (len(atoms) > 1)}, for ranks of at most {most} atoms")
     if not (folder / PLUGIN).exists():
         print(f"no C++ compiler was found; sh {folder / SCRIPT} compiles the plug-in where one is")
     if not any(line.startswith("plugin ") for line in text):

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse import ops
-from eqfuse.data import DataError
+from eqfuse.data import DataError, padding
 from eqfuse.data.neighbors import COINCIDENT, LEAST_DISTANCE, neighbor_list, spatial_order
 from eqfuse.data.samples import species_index
 from eqfuse.inference import lists
@@ -51,9 +51,9 @@ class Sizes(NamedTuple):
         """Return sizes that hold what is needed, with headroom where these do not."""
         pairs, edges = self.pairs, self.edges
         if max(needed.pairs, 1) > pairs:  # an array of none cannot be read
-            pairs = lists.room_for_pairs(needed.pairs)
+            pairs = padding.room_for_pairs(needed.pairs)
         if max(needed.edges, 1) > edges:
-            edges = lists.room_for_edges(needed.edges)
+            edges = padding.room_for_edges(needed.edges)
         nodes, graphs = max(self.nodes, needed.nodes), max(self.graphs, needed.graphs)
         return Sizes(nodes, pairs, edges, graphs, self.reach.grown(needed.reach))
 
@@ -380,7 +380,7 @@ class Evaluator:
 
         With `now`, all but the edges stay as they are.
         """
-        limit = lists.room_for_edges(needed.edges)
+        limit = padding.room_for_edges(needed.edges)
 
         def fits(sizes: Sizes) -> bool:
             most = _MOST_OWN if sizes in self._used else _MOST_OTHERS
@@ -407,7 +407,7 @@ class Evaluator:
         if not {sizes.nodes for sizes in self._used} - {nodes}:
             # Dynamics keep their atoms, and pay for no others; where one came, more may.
             return Sizes(nodes, graphs=needed.graphs).grown(needed)
-        more = lists.room_for_nodes(nodes)
+        more = padding.room_for_nodes(nodes)
         pairs, edges = (math.ceil(n * more / nodes) for n in (needed.pairs, needed.edges))
         atoms = math.ceil(needed.reach.atoms * more / nodes)
         rest = Sizes(0, pairs, edges, reach=dataclasses.replace(needed.reach, atoms=atoms))

@@ -2,7 +2,7 @@
 
 A list holds the pairs within cutoff and skin. Each evaluation computes their vectors and passes the
 pairs within the cutoff to the network, so that the skin costs a few operations and no edges: see
-`eqfuse.inference.evaluator`. All headroom of padded arrays is chosen here.
+`eqfuse.inference.evaluator`.
 """
 
 import functools
@@ -15,13 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from ase.cell import Cell
 
-from eqfuse.data import DataError, neighbor_list
-from eqfuse.data.batching import padded_edges
+from eqfuse.data import DataError, neighbor_list, padding
 from eqfuse.ops import Edges
 from eqfuse.runs.errors import naming
 
-_PAIR_HEADROOM, _EDGE_HEADROOM, _NODE_HEADROOM, _OCCUPANCY_HEADROOM = 1.1, 1.02, 1.1, 1.3
-_EDGE_MULTIPLE, _NODE_MULTIPLE = 32, 4
 _BLOCK = 16
 
 
@@ -30,30 +27,6 @@ class Pairs(NamedTuple):
 
     edges: Edges  # padding joins a node to itself
     images: jax.Array  # [n_pairs, 3] int32, lattice vectors that are added to the sender
-
-
-def room_for_pairs(count: int) -> int:
-    """Return the number of pairs that a list of `count` pairs is padded to."""
-    return _EDGE_MULTIPLE * math.ceil((_PAIR_HEADROOM * count + 1) / _EDGE_MULTIPLE)
-
-
-def room_for_edges(count: int) -> int:
-    """Return the number of edges of a program for about `count` edges within the cutoff.
-
-    The headroom of 2% and two standard deviations of a Poisson distribution is for fluctuations.
-    """
-    room = _EDGE_HEADROOM * count + 2 * math.sqrt(count) + 1
-    return _EDGE_MULTIPLE * math.ceil(room / _EDGE_MULTIPLE)
-
-
-def room_for_nodes(count: int) -> int:
-    """Return the number of nodes of a program for structures whose number of atoms changes."""
-    return _NODE_MULTIPLE * math.ceil(int(_NODE_HEADROOM * count + 1) / _NODE_MULTIPLE)
-
-
-def room_in_boxes(most: int, num_atoms: int) -> int:
-    """Return the occupancy of a grid in which the fullest box has `most` atoms."""
-    return min(num_atoms, math.ceil(_OCCUPANCY_HEADROOM * most) + 2)
 
 
 def list_pairs(positions, cell, pbc, reach: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -82,8 +55,8 @@ def list_side_by_side(structures, pbc, cutoff: float, skin: float, names=None):
 
 
 def padded_pairs(senders, receivers, images, num_nodes: int, room: int) -> Pairs:
-    """Return a list of `room` pairs, see `eqfuse.data.batching.padded_edges`."""
-    edges, order = padded_edges(senders, receivers, num_nodes, room)
+    """Return a list of `room` pairs, see `eqfuse.data.padding.padded_edges`."""
+    edges, order = padding.padded_edges(senders, receivers, num_nodes, room)
     images = np.concatenate([images, np.zeros((room - len(images), 3), np.int32)])
     return Pairs(edges, images[order])
 
@@ -193,6 +166,10 @@ class Grid(NamedTuple):
     aside: tuple[int, int, int]  # boxes, or images, to look at on either side
     occupancy: int  # the number of atoms that a box has room for
 
+    def enlarged(self, most: int, num_atoms: int) -> "Grid":
+        """Return this grid, in which the fullest box has `most` of the atoms of a structure."""
+        return self._replace(occupancy=padding.room_in_boxes(most, num_atoms))
+
 
 class Needed(NamedTuple):
     """Needs of a list: room for pairs and atoms in a box, and whether boxes are too narrow."""
@@ -226,7 +203,7 @@ def grid_of(structures, pbc, reach: float, shrinking: float = 1.0) -> Grid:
     for positions, cell in structures:
         box = _boxes_of(grid, positions, cell, np)[0]
         counts = np.unique(box, axis=0, return_counts=True)[1]
-        rooms.append(room_in_boxes(int(counts.max()), len(positions)))
+        rooms.append(padding.room_in_boxes(int(counts.max()), len(positions)))
     return grid._replace(occupancy=max(rooms))
 
 

@@ -23,7 +23,6 @@ from eqfuse.inference.lists import (
     make_pairs,
     most_pairs,
     padded_pairs,
-    room_in_boxes,
 )
 from eqfuse.inference.network import Module
 from eqfuse.inference.programs import Kept
@@ -363,8 +362,7 @@ class Stepper:
             parts = zip(done.state.positions, self._sizes, done.state.cell, strict=True)
             grid = self._grid([(at[:count], cell) for at, count, cell in parts])
         elif needed.occupancy > grid.occupancy:
-            most = room_in_boxes(int(needed.occupancy), int(self._sizes.max()))
-            grid = grid._replace(occupancy=most)
+            grid = grid.enlarged(int(needed.occupancy), int(self._sizes.max()))
         more = Sizes(pairs=int(needed.pairs), edges=int(done.most.edges))
         sizes = self.room.sizes
         if grid is self.room.grid and sizes.pairs >= more.pairs and sizes.edges >= more.edges:

@@ -13,8 +13,7 @@ from ase.md.verlet import VelocityVerlet
 
 import eqfuse
 from eqfuse import cli, md
-from eqfuse.data import DataError
-from eqfuse.inference import lists
+from eqfuse.data import DataError, padding
 from eqfuse.inference.evaluator import Sizes
 from eqfuse.md import simulation
 from eqfuse.md.simulation import read_checkpoint
@@ -133,9 +132,9 @@ def test_a_resumed_run_has_the_sizes_of_the_arrays(run, crystal, tmp_path, stepp
     """They are larger here than a new simulation would choose."""
     chosen, folder = ("grid", "pairs", "edges"), tmp_path / "md"
     with monkeypatch.context() as patch:
-        patch.setattr(lists, "room_for_edges", lambda count: count + 96)
-        patch.setattr(lists, "room_for_pairs", lambda count: count + 160)
-        patch.setattr(lists, "room_in_boxes", lambda most, atoms: most + 3)
+        patch.setattr(padding, "room_for_edges", lambda count: count + 96)
+        patch.setattr(padding, "room_for_pairs", lambda count: count + 160)
+        patch.setattr(padding, "room_in_boxes", lambda most, atoms: most + 3)
         md.run(run, crystal, steps=5, save_every=5, run=str(folder))
     before = read_checkpoint(folder)[1]
     md.resume(folder, 10)

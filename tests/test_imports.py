@@ -52,14 +52,10 @@ ALLOWED = {name: {name, "_late", *names.split()} for name, names in ALLOWED.item
 DOORS = ("certify", "distill", "md", "export", "jax_md", "torch_sim")
 FRONTS = ("inference", "train", "data", "runs", "models", "ops")
 INSIDE = {
-    "eqfuse.export.command": {"data.readers", "data.structures", "inference.lists"},
-    "eqfuse.export.folder": {"ops._edges", "ops.backends.llvm", "ops.backends.triton"},
-    "eqfuse.export.program": {"models.potential"},
-    "eqfuse.jax_md": {"inference.evaluator", "inference.lists"},
+    "eqfuse.export.folder": {"ops.backends.llvm"},
     "eqfuse.distill.sampling": {"data.readers.ase_files", "data.remarks"},
-    "eqfuse.md.command": {"data.readers", "inference.commands"},
-    "eqfuse.md.relaxation": {"data.readers.ase_files"},
-    "eqfuse.md.structures": {"data.readers", "data.readers.ase_files"},
+    # loops that are compiled whole are made of the parts of an evaluation
+    "eqfuse.jax_md": {"inference.evaluator", "inference.lists"},
     "eqfuse.md.simulation": {"inference.evaluator", "inference.lists"},
     "eqfuse.md.steps": {
         f"inference.{name}" for name in ("evaluator", "lists", "network", "programs", "spread")

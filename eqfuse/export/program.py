@@ -5,7 +5,7 @@ import numpy as np
 from ase.data import chemical_symbols
 
 from eqfuse.inference import Network
-from eqfuse.models.potential import energy_and_gradient
+from eqfuse.models import energy_and_gradient
 from eqfuse.ops import Edges
 
 

@@ -12,7 +12,7 @@ Of a run, here one of copper and aluminium; `eqfuse.Calculator` and some others 
     >>> atoms.calc = inference.Calculator("first")
     >>> bool(abs(atoms.get_potential_energy() - predicted.energy) < 1e-4)
     True
-    >>> inference.write_atoms("copper.xyz", [atoms], "extxyz")
+    >>> inference.write_atoms("copper.xyz", [atoms], inference.format_of("copper.xyz", 1))
     >>> inference.descriptors("first", atoms).shape, inference.hessian("first", atoms).shape
     ((4, 8), (4, 3, 4, 3))
     >>> [structure] = inference.as_structures("copper.xyz")
@@ -50,6 +50,7 @@ from eqfuse.inference.predict import Predicted, Spread, as_structures, predict
 from eqfuse.inference.spread import with_spread
 
 _LATE = {
+    "format_of": "eqfuse.inference.commands",
     "require_backend": "eqfuse.inference.commands",
     "write_atoms": "eqfuse.inference.commands",
 }
@@ -64,6 +65,7 @@ __all__ = [
     "as_structures",
     "born_charges",
     "descriptors",
+    "format_of",
     "hessian",
     "load_networks",
     "predict",

@@ -82,13 +82,13 @@ def _simulate(arguments: list[str]):
 @command.of(Relax, refused=(), failures=(OSError,))
 def relax_main(options: Relax):
     """Relax, write and print a table; raise an error if some are not relaxed."""
-    from eqfuse.data.readers import indexed
+    from eqfuse.data import indexed
 
     source = Path(indexed(options.file)[0])
     target = options.out or source.with_name(f"{source.stem}_relaxed.xyz")
     if target.exists():
         raise ConfigError(f"{target} exists; remove it, or give another file")
-    from eqfuse.inference.commands import format_of, write_atoms
+    from eqfuse.inference import format_of, write_atoms
     from eqfuse.md.relaxation import relax
     from eqfuse.md.structures import read_frames
 

@@ -10,8 +10,14 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.filters import UnitCellFilter
 from ase.optimize import FIRE
 
-from eqfuse.data import DataError, Structure, iterate_atoms, require_apart, species_index
-from eqfuse.data.readers.ase_files import labels_of
+from eqfuse.data import (
+    DataError,
+    Structure,
+    iterate_atoms,
+    labels_of,
+    require_apart,
+    species_index,
+)
 from eqfuse.inference import Calculator
 from eqfuse.md.settings import RelaxSettings
 from eqfuse.md.structures import atoms_of

@@ -14,17 +14,22 @@ import ase.io
 import numpy as np
 from ase import units
 from ase.calculators.singlepoint import SinglePointCalculator
+from ase.md.velocitydistribution import Stationary, force_temperature, thermalize_momenta
 
 from eqfuse.data import (
+    HELD,
     DataError,
     Structure,
+    as_atoms,
+    frames_of,
     iterate_atoms,
+    keep,
+    labels_of,
     neighbor_list,
     require_apart,
     species_index,
+    unread_names,
 )
-from eqfuse.data.readers import frames_of
-from eqfuse.data.readers.ase_files import HELD, as_atoms, keep, labels_of, unread_names
 from eqfuse.inference import Network
 from eqfuse.md.integrators import State
 from eqfuse.md.settings import Settings
@@ -117,14 +122,12 @@ def initial_velocities(atoms: ase.Atoms, temperature: float, seed: int) -> np.nd
         raise DataError("velocities are not finite; correct or remove them")
     if velocities.any() or temperature == 0:
         return velocities
-    masses = np.asarray(atoms.get_masses(), np.float64)[:, None]
-    random = np.random.default_rng(seed).standard_normal(velocities.shape)
-    velocities = random * np.sqrt(units.kB * temperature / masses)
-    if len(atoms) > 1:
-        velocities -= (masses * velocities).sum(axis=0) / masses.sum()
-    kinetic = (masses * velocities**2).sum() / 2
-    wanted = (3 * max(len(atoms) - 1, 1)) * units.kB * temperature / 2
-    return velocities * np.sqrt(wanted / kinetic)
+    drawn, count = atoms.copy(), len(atoms)
+    thermalize_momenta(drawn, temperature, rng=np.random.default_rng(seed))
+    if count > 1:
+        Stationary(drawn, preserve_temperature=False)
+    force_temperature(drawn, temperature * max(count - 1, 1) / count)  # ASE's is by 3 n_atoms
+    return drawn.get_velocities()
 
 
 class Member:

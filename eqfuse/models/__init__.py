@@ -15,7 +15,13 @@ from eqfuse.models.ewald import Reach
 from eqfuse.models.mace import MACE
 from eqfuse.models.nequip import NequIP
 from eqfuse.models.pairs import ZBL
-from eqfuse.models.potential import Potential, Prediction, compile_predict, predict
+from eqfuse.models.potential import (
+    Potential,
+    Prediction,
+    compile_predict,
+    energy_and_gradient,
+    predict,
+)
 from eqfuse.models.radial_table import choose, with_tables
 
 __all__ = [
@@ -29,6 +35,7 @@ __all__ = [
     "Reach",
     "build",
     "compile_predict",
+    "energy_and_gradient",
     "ops_summary",
     "predict",
     "summary",

@@ -48,62 +48,41 @@ Files and ASE's atoms become structures, and structures batches:
     atoms 0 and 1 overlap
 """
 
-from eqfuse.data.batching import Batch, Batcher, Labels, collate
-from eqfuse.data.dataset import Dataset
-from eqfuse.data.error_table import error_table
-from eqfuse.data.lazy import prefetched
-from eqfuse.data.neighbors import COINCIDENT, neighbor_list, require_apart
-from eqfuse.data.padding import Shape, room_for_pairs
-from eqfuse.data.readers import (
-    Keys,
-    Units,
-    frames_of,
-    has_types,
-    indexed,
-    iterate_atoms,
-    read_structures,
-)
-from eqfuse.data.readers.ase_files import HELD, as_atoms, keep, labels_of, of_atoms, unread_names
-from eqfuse.data.readers.embedded import read_embedded
-from eqfuse.data.references import fit_reference_energies, isolated_atom_energies
-from eqfuse.data.samples import Sample, species_index
-from eqfuse.data.structures import DataError, Structure
+from eqfuse._late import late
 
-__all__ = [
-    "COINCIDENT",
-    "HELD",
-    "Batch",
-    "Batcher",
-    "DataError",
-    "Dataset",
-    "Keys",
-    "Labels",
-    "Sample",
-    "Shape",
-    "Structure",
-    "Units",
-    "as_atoms",
-    "collate",
-    "error_table",
-    "fit_reference_energies",
-    "frames_of",
-    "has_types",
-    "indexed",
-    "isolated_atom_energies",
-    "iterate_atoms",
-    "keep",
-    "labels_of",
-    "neighbor_list",
-    "of_atoms",
-    "prefetched",
-    "read_embedded",
-    "read_structures",
-    "require_apart",
-    "room_for_pairs",
-    "species_index",
-    "unread_names",
-]
-
-
-def __dir__() -> list[str]:
-    return __all__
+_LATE = {
+    "Batch": "eqfuse.data.batching",
+    "Batcher": "eqfuse.data.batching",
+    "COINCIDENT": "eqfuse.data.neighbors",
+    "DataError": "eqfuse.data.structures",
+    "Dataset": "eqfuse.data.dataset",
+    "HELD": "eqfuse.data.readers.ase_files",
+    "Keys": "eqfuse.data.readers",
+    "Labels": "eqfuse.data.batching",
+    "Sample": "eqfuse.data.samples",
+    "Shape": "eqfuse.data.padding",
+    "Structure": "eqfuse.data.structures",
+    "Units": "eqfuse.data.readers",
+    "as_atoms": "eqfuse.data.readers.ase_files",
+    "collate": "eqfuse.data.batching",
+    "error_table": "eqfuse.data.group_errors",
+    "fit_reference_energies": "eqfuse.data.references",
+    "frames_of": "eqfuse.data.readers",
+    "has_types": "eqfuse.data.readers",
+    "indexed": "eqfuse.data.readers",
+    "isolated_atom_energies": "eqfuse.data.references",
+    "iterate_atoms": "eqfuse.data.readers",
+    "keep": "eqfuse.data.readers.ase_files",
+    "labels_of": "eqfuse.data.readers.ase_files",
+    "neighbor_list": "eqfuse.data.neighbors",
+    "of_atoms": "eqfuse.data.readers.ase_files",
+    "prefetched": "eqfuse.data.lazy",
+    "read_embedded": "eqfuse.data.readers.embedded",
+    "read_structures": "eqfuse.data.readers",
+    "require_apart": "eqfuse.data.neighbors",
+    "room_for_pairs": "eqfuse.data.padding",
+    "species_index": "eqfuse.data.samples",
+    "unread_names": "eqfuse.data.readers.ase_files",
+}
+__all__ = [*_LATE]
+__getattr__, __dir__ = late(__name__, _LATE)

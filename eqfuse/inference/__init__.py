@@ -41,39 +41,28 @@ Several networks have a spread; so has one to which `eqfuse uncertainty` fitted 
 """
 
 from eqfuse._late import late
-from eqfuse.inference.calculator import Calculator, Committee, hessian
-from eqfuse.inference.charges import born_charges
-from eqfuse.inference.descriptors import descriptors
-from eqfuse.inference.evaluator import Evaluator, Placed
-from eqfuse.inference.network import Network, load_networks, unlike_training
-from eqfuse.inference.predict import Predicted, Spread, as_structures, predict
-from eqfuse.inference.spread import with_spread
+from eqfuse.inference.descriptors import descriptors  # these have the names of their modules
+from eqfuse.inference.predict import predict
 
 _LATE = {
+    "Calculator": "eqfuse.inference.calculator",
+    "Committee": "eqfuse.inference.calculator",
+    "Evaluator": "eqfuse.inference.evaluator",
+    "Network": "eqfuse.inference.network",
+    "Placed": "eqfuse.inference.evaluator",
+    "Predicted": "eqfuse.inference.predict",
+    "Spread": "eqfuse.inference.predict",
+    "as_structures": "eqfuse.inference.predict",
+    "born_charges": "eqfuse.inference.charges",
     "format_of": "eqfuse.inference.commands",
+    "hessian": "eqfuse.inference.calculator",
+    "load_networks": "eqfuse.inference.network",
     "require_backend": "eqfuse.inference.commands",
+    "unlike_training": "eqfuse.inference.network",
+    "with_spread": "eqfuse.inference.spread",
     "write_atoms": "eqfuse.inference.commands",
 }
-__all__ = [
-    "Calculator",
-    "Committee",
-    "Evaluator",
-    "Network",
-    "Placed",
-    "Predicted",
-    "Spread",
-    "as_structures",
-    "born_charges",
-    "descriptors",
-    "format_of",
-    "hessian",
-    "load_networks",
-    "predict",
-    "require_backend",
-    "unlike_training",
-    "with_spread",
-    "write_atoms",
-]
+__all__ = [*_LATE, "descriptors", "predict"]
 __getattr__, _ = late(__name__, _LATE)
 
 

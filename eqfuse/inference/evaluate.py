@@ -10,7 +10,7 @@ import scipy.stats
 from eqfuse import data
 from eqfuse import plots as pictures
 from eqfuse.data.checks_of_stress import stress_hint
-from eqfuse.data.error_table import error_table
+from eqfuse.data.group_errors import error_table
 from eqfuse.data.readers import missing_label, stem
 from eqfuse.data.structures import LABELS, count_labelled, counted
 from eqfuse.inference import commands

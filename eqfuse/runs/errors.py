@@ -2,6 +2,8 @@
 
 import contextlib
 
+from eqfuse.data import DataError
+
 OLD_ALLEGRO = (
     "is of the Allegro of eqfuse 0.2.0 and before, which that version reads: pip install "
     "eqfuse==0.2.0. The network of model=allegro is now another one; train it in a new run"
@@ -22,10 +24,8 @@ def naming(name: str | None):
     """Return a context whose ConfigError or DataError begins with a name, unless that is None."""
     try:
         yield
-    except ValueError as error:
-        from eqfuse.data import DataError
-
-        if name is None or not isinstance(error, ConfigError | DataError):
+    except (ConfigError, DataError) as error:
+        if name is None:
             raise
         raise type(error)(f"{name}: {error}") from error
 

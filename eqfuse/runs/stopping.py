@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from eqfuse.data import DataError
 from eqfuse.runs.errors import CheckpointError, ConfigError, Interrupted, TrainingFailed
 from eqfuse.runs.log import printable
 
@@ -78,9 +79,9 @@ def exit_code(task: Callable[[], int | None], *, refused=(), failures=()) -> int
         return task() or 0
     except BrokenPipeError:  # of what reads the output, see `eqfuse.cli.main`
         raise
-    except (ConfigError, *refused) as error:
+    except (ConfigError, DataError, *refused) as error:
         return fail(2, error)
-    except (TrainingFailed, *failures) as error:
+    except (TrainingFailed, CheckpointError, *failures) as error:
         return fail(1, error)
     except Interrupted as error:
         print(printable(error), file=sys.stderr)
@@ -98,15 +99,6 @@ def exit_code(task: Callable[[], int | None], *, refused=(), failures=()) -> int
         if error.filename is None:  # of a pipe
             raise
         return fail(1, error)
-    except ValueError as error:
-        # JAX takes seconds to import: refused settings do not wait for it.
-        from eqfuse.data import DataError
-
-        if isinstance(error, DataError):
-            return fail(2, error)
-        if isinstance(error, CheckpointError):
-            return fail(1, error)
-        raise
 
 
 def _without_device(error: Exception) -> bool:

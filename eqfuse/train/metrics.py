@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from eqfuse.data import Batcher, Labels
-from eqfuse.data.error_table import UNITS
+from eqfuse.data.group_errors import UNITS
 from eqfuse.graph import Graph
 from eqfuse.models import Prediction
 from eqfuse.train.schedule import MoleculeTraining

@@ -12,7 +12,7 @@ from eqfuse import __version__, plots
 from eqfuse.data import Batcher, Dataset, Sample
 from eqfuse.data.checks_of_forces import nothing_learned
 from eqfuse.data.checks_of_stress import stress_hint
-from eqfuse.data.error_table import UNITS, error_table
+from eqfuse.data.group_errors import UNITS, error_table
 from eqfuse.data.structures import LABELS, TRAINED, count_labelled, counted
 from eqfuse.models import Potential, compile_predict
 from eqfuse.models import predict as of_graph

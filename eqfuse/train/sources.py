@@ -10,6 +10,7 @@ from typing import Literal
 
 import yaml
 
+from eqfuse.data.structures import DataError, counted
 from eqfuse.runs.log import printable
 from eqfuse.runs.schema import POSITIVE, Range, absolute, check_ranges, documented, require, value
 
@@ -133,9 +134,7 @@ class DataSettings:
         """Return probable faults of the data, for warnings; `data.check=strict` refuses them."""
         if self.check == "off" or self.path is None:
             return []
-        from eqfuse.data import DataError
         from eqfuse.data.checks import find_problems
-        from eqfuse.data.structures import counted
 
         problems = find_problems(dataset, structures, validation)
         if problems and self.check == "strict":
@@ -212,8 +211,6 @@ def matching(path: str) -> list[str]:
         return [path]
     matches = sorted(file for file in glob.glob(path, recursive=True) if os.path.isfile(file))
     if not matches:
-        from eqfuse.data import DataError
-
         raise DataError(
             f"no file matches {path}; check the pattern (data.path, data.val or data.test)"
         )

@@ -14,7 +14,7 @@ from ase.data import chemical_symbols
 
 from eqfuse import models, ops
 from eqfuse.data import Dataset
-from eqfuse.data.error_table import UNITS
+from eqfuse.data.group_errors import UNITS
 from eqfuse.data.readers.rmd17 import units_named
 from eqfuse.data.structures import TRAINED, counted
 from eqfuse.runs.files import RunFolder

@@ -24,7 +24,7 @@ import numpy as np
 import optax
 
 from eqfuse.data import Batcher, DataError, Dataset, Structure, read_structures
-from eqfuse.data.error_table import error_table
+from eqfuse.data.group_errors import error_table
 from eqfuse.data.samples import Samples, prepare_samples
 from eqfuse.data.structures import Weights
 from eqfuse.models import compile_predict, predict

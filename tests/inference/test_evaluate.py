@@ -11,7 +11,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 
 from eqfuse import Calculator
 from eqfuse.data import Structure
-from eqfuse.data.error_table import error_table
+from eqfuse.data.group_errors import error_table
 from eqfuse.inference.commands import label_keys
 from eqfuse.inference.evaluate import main as evaluate
 from tests.lammps.untrained import untrained_run

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from eqfuse.data import Batcher, Dataset, read_structures
-from eqfuse.data.error_table import UNITS
+from eqfuse.data.group_errors import UNITS
 from eqfuse.data.structures import Weights
 from eqfuse.models import Prediction
 from eqfuse.runs.errors import ConfigError

@@ -22,9 +22,8 @@ import numpy as np
 from ase.data import atomic_masses, atomic_numbers, chemical_symbols
 
 from eqfuse import __version__
-from eqfuse.export.exchange import exchanging, fetch
 from eqfuse.export.plugin import Headers, find_headers, find_pjrt, write_plugin
-from eqfuse.export.program import of_vectors
+from eqfuse.export.program import exchanging, fetch, of_vectors
 from eqfuse.export.sizes import portable_artifact, programs_of
 from eqfuse.inference import Network
 from eqfuse.models import Allegro

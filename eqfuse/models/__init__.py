@@ -8,39 +8,27 @@ import flax.linen as nn
 import jax
 
 from eqfuse import ops
+from eqfuse._late import late
 from eqfuse.graph import Graph
 from eqfuse.models import heads
 from eqfuse.models.allegro import Allegro
-from eqfuse.models.ewald import Reach
 from eqfuse.models.mace import MACE
 from eqfuse.models.nequip import NequIP
-from eqfuse.models.pairs import ZBL
-from eqfuse.models.potential import (
-    Potential,
-    Prediction,
-    compile_predict,
-    energy_and_gradient,
-    predict,
-)
-from eqfuse.models.radial_table import choose, with_tables
+from eqfuse.models.potential import Potential
+from eqfuse.models.radial_table import choose
 
-__all__ = [
-    "MACE",
-    "MODELS",
-    "ZBL",
-    "Allegro",
-    "NequIP",
-    "Potential",
-    "Prediction",
-    "Reach",
-    "build",
-    "compile_predict",
-    "energy_and_gradient",
-    "ops_summary",
-    "predict",
-    "summary",
-    "with_tables",
-]
+_LATE = {
+    "Prediction": "eqfuse.models.potential",
+    "Reach": "eqfuse.models.ewald",
+    "ZBL": "eqfuse.models.pairs",
+    "compile_predict": "eqfuse.models.potential",
+    "energy_and_gradient": "eqfuse.models.potential",
+    "predict": "eqfuse.models.potential",
+    "with_tables": "eqfuse.models.radial_table",
+}
+__all__ = [*_LATE, "MACE", "MODELS", "Allegro", "NequIP", "Potential"]
+__all__ += ["build", "ops_summary", "summary"]
+__getattr__, _ = late(__name__, _LATE)
 
 
 def __dir__() -> list[str]:

@@ -24,7 +24,7 @@ from eqfuse.inference.lists import (
     Grid,
     Pairs,
     grid_of,
-    list_side_by_side,
+    list_structures,
     make_pairs,
     most_pairs,
     padded_pairs,
@@ -210,7 +210,7 @@ class _Lists:
         """Return a list with room for the pairs of these positions, and some more."""
         positions, cell, fractions = map(np.asarray, self.places(position, **kwargs))
         structures, pbc = [(positions.astype(float), cell.astype(float))], self.is_periodic
-        *pairs, _ = list_side_by_side(structures, [pbc], self.cutoff, self.skin)
+        *pairs, _ = list_structures(structures, [pbc], self.cutoff, self.skin)
         grid, count = grid_of(structures, pbc, self.cutoff + self.skin), len(positions)
         room = math.ceil(self.capacity * len(pairs[0])) + extra_capacity + 1
         room = min(room, most_pairs(grid, count))

@@ -16,7 +16,7 @@ def main(arguments: list[str]) -> int:
 def _distill(arguments: list[str], settings: Distill):
     folder = None
     if settings.resume is not None:
-        words, given = command.read(Distill, arguments)
+        words, given = command.words_and_settings(Distill, arguments)
         folder = Path(given.pop("resume")).expanduser()
         others = [name for name in given if name not in (*CHANGEABLE, "python")]
         if others := words[1:] + others:

@@ -274,7 +274,7 @@ class Evaluator:
                 species.append(species_index(structure.numbers, network.species))
         (placed, key), pbc = _places_and_key(structures), [one.pbc for one in structures]
         skin = self._skin(sum(map(len, species)))
-        *pairs, near = lists.list_side_by_side(placed, pbc, network.cutoff, skin, names)
+        *pairs, near = lists.list_structures(placed, pbc, network.cutoff, skin, names)
         for (positions, cell), periodic in zip(placed, pbc, strict=True):
             orders.append(spatial_order(positions, cell, periodic, network.cutoff) + first)
             first += len(positions)

@@ -38,7 +38,7 @@ def list_pairs(positions, cell, pbc, reach: float) -> tuple[np.ndarray, np.ndarr
     return senders, receivers, images
 
 
-def list_side_by_side(structures, pbc, cutoff: float, skin: float, names=None):
+def list_structures(structures, pbc, cutoff: float, skin: float, names=None):
     """Return the pairs of (positions, cell) side by side: senders, receivers, images.
 
     The last result is the number of pairs within the cutoff; names are for messages.

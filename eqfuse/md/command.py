@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+from eqfuse import data, md
 from eqfuse.md.settings import RelaxSettings, Settings
 from eqfuse.runs import ConfigError, TrainingFailed, command, exit_code, setting, word
 
@@ -62,39 +63,30 @@ def _simulate(arguments: list[str]):
         if argument.lower().startswith(("ensemble=nvt", "ensemble=berendsen")):
             need = "langevin (with friction and noise) or nose-hoover (without)"
             raise ConfigError(f"{argument} is unknown; at constant temperature it must be {need}")
-    words, given = command.read(Md, arguments)
+    words, given = command.words_and_settings(Md, arguments)
     folder = given.pop("resume", None)
     if folder is not None:
         if words or given.keys() - {"steps"}:
             raise ConfigError(f"resume= takes steps= alone: {USAGE}")
-        from eqfuse.md.simulation import resume
-
-        resume(folder, Settings(**given).steps if given else None)
+        md.resume(folder, Settings(**given).steps if given else None)
         return
     if len(words) != 2:
         raise ConfigError(f"a network and a structure are needed: {USAGE}")
-    settings = Settings(**given)
-    from eqfuse.md.simulation import run  # with JAX, which takes seconds
-
-    run(*words, settings)
+    md.run(*words, Settings(**given))
 
 
 @command.of(Relax, refused=(), failures=(OSError,))
 def relax_main(options: Relax):
     """Relax, write and print a table; raise an error if some are not relaxed."""
-    from eqfuse.data import indexed
-
-    source = Path(indexed(options.file)[0])
+    source = Path(data.indexed(options.file)[0])
     target = options.out or source.with_name(f"{source.stem}_relaxed.xyz")
     if target.exists():
         raise ConfigError(f"{target} exists; remove it, or give another file")
     from eqfuse.inference import format_of, write_atoms
-    from eqfuse.md.relaxation import relax
-    from eqfuse.md.structures import read_frames
 
-    frames = read_frames(options.file, options.types)
+    frames = [*data.iterate_atoms(options.file, types=options.types)]
     format = format_of(target, len(frames))
-    outcomes = relax(options.run, frames, options)
+    outcomes = md.relax(options.run, frames, options)
     print(f"{'frame':>6}{'atoms':>7}{'steps':>7}{'E (eV)':>16}{'change (eV)':>14}{'F (eV/Å)':>11}")
     for number, outcome in enumerate(outcomes):
         energy = outcome.atoms.get_potential_energy()

@@ -18,7 +18,7 @@ from eqfuse.inference.evaluator import Sizes
 from eqfuse.inference.lists import Grid
 from eqfuse.md.integrators import State
 from eqfuse.md.settings import Settings
-from eqfuse.md.steps import COLUMNS, LIMIT, MOST_STEPS, Advanced, Room, Stepper, side_by_side
+from eqfuse.md.steps import COLUMNS, LIMIT, MOST_STEPS, Advanced, Room, Stepper, padded_to_longest
 from eqfuse.md.structures import Member, initial_velocities, structures_of
 from eqfuse.models import Reach
 from eqfuse.runs import (
@@ -345,8 +345,8 @@ class _Simulation:
         members = self._members
         arrays = {
             "sizes": np.array([len(member.atoms) for member in members]),
-            "numbers": side_by_side([member.atoms.numbers for member in members], np.int64),
-            "masses": side_by_side([member.masses for member in members]),
+            "numbers": padded_to_longest([member.atoms.numbers for member in members], np.int64),
+            "masses": padded_to_longest([member.masses for member in members]),
             "pbc": members[0].atoms.pbc,
             "distances": np.stack([member.distances for member in members]),
             "last": np.stack([member.last for member in members]),

@@ -19,7 +19,7 @@ from eqfuse.inference.lists import (
     Needed,
     Pairs,
     grid_of,
-    list_side_by_side,
+    list_structures,
     make_pairs,
     most_pairs,
     padded_pairs,
@@ -264,7 +264,7 @@ def _row(integrator: Integrator, state: State, potential, spread):
     return jnp.stack([*row, spread])
 
 
-def side_by_side(arrays, dtype=np.float64) -> np.ndarray:
+def padded_to_longest(arrays, dtype=np.float64) -> np.ndarray:
     """Return arrays of different lengths as one, padded with zeros, of numpy."""
     arrays = [np.asarray(array) for array in arrays]
     out = np.zeros((len(arrays), max(map(len, arrays)), *arrays[0].shape[1:]), dtype)
@@ -289,8 +289,8 @@ class Stepper:
         # noise acts on the total momentum too; without it the momentum is conserved
         conserves = (settings.ensemble in ("nve", "nose-hoover")) & (self._sizes > 1)
         self._structures = Constants(
-            species=side_by_side(species, np.int32),
-            masses=side_by_side(masses),
+            species=padded_to_longest(species, np.int32),
+            masses=padded_to_longest(masses),
             freedoms=3.0 * self._sizes - np.where(conserves, 3, 0),
             seeds=settings.seed + np.arange(len(species), dtype=np.int64),
             charges=np.array(charges, np.float64),
@@ -304,7 +304,7 @@ class Stepper:
         structures = list(zip(positions, cells, strict=True))
         reach, most, total = (self._network.cutoff, self._settings.skin), 0, 0
         for structure in structures:
-            senders, _, _, near = list_side_by_side([structure], [self._pbc], *reach)
+            senders, _, _, near = list_structures([structure], [self._pbc], *reach)
             most, total = max(most, len(senders)), total + near
         needed = Sizes(pairs=most, edges=total, reach=self._reach_of(cells))
         self._use(Room(self._grid(structures), Sizes().grown(needed)))
@@ -325,12 +325,12 @@ class Stepper:
     def state(self, positions, velocities, cells) -> State:
         """Return the state before the first step, from lists with an array for each structure."""
         count = len(self._sizes)
-        positions = side_by_side(positions)
+        positions = padded_to_longest(positions)
         # padding is where an atom is, and extends no structure
         positions = np.where(self._structures.masses[..., None] > 0, positions, positions[:, :1])
         return State(
             positions=positions,
-            velocities=side_by_side(velocities),
+            velocities=padded_to_longest(velocities),
             forces=np.zeros_like(positions),
             cell=np.array(cells, np.float64),
             strain=np.zeros((count, 3, 3)),

@@ -161,7 +161,7 @@ class RadialNetworks(nn.Module):
         chosen = ops.resolve(self.backend, "grouped_dense")
         if chosen not in ("xla", "e3nn", "llvm") or (chosen == "llvm" and few):
             groups = [networks[k : k + TOGETHER] for k in range(0, len(networks), TOGETHER)]
-            return [out for group in groups for out in _side_by_side(basis, group, self.backend)]
+            return [out for group in groups for out in _in_groups(basis, group, self.backend)]
         one = _hidden_layers if few else jax.checkpoint(_hidden_layers)
         hidden = [one(basis, kernels[:-1]) for kernels in networks]
         last = [kernels[-1] for kernels in networks]
@@ -175,7 +175,7 @@ def _hidden_layers(x, kernels):
     return x
 
 
-def _side_by_side(x, networks, backend):
+def _in_groups(x, networks, backend):
     """Return the outputs of networks whose hidden layers have the same shapes."""
     act = mlp.normalized(jax.nn.silu)
     *hidden, last = zip(*networks, strict=True)

@@ -257,7 +257,7 @@ class RadialTable:
         with jax.enable_x64(True), jax.default_matmul_precision("highest"):
             jets = self._jets(lambda point: point.basis)
             for kernels in hidden:
-                jets = _activated(*_side_by_side(jets, jnp.stack(kernels).astype(jets.dtype)))
+                jets = _activated(*_dense_jets(jets, jnp.stack(kernels).astype(jets.dtype)))
             coefficients = self._coefficients(jets).astype(self.dtype)
         return self._last(coefficients, last)
 
@@ -346,7 +346,7 @@ def coefficients(cells: Grid, jets, xp):
     return found.reshape(-1, ORDER, jets.shape[-1])
 
 
-def _side_by_side(jets, kernels):
+def _dense_jets(jets, kernels):
     """Return dense layers of jets, [3, n, networks * width].
 
     The jets are [3, n, columns], which all networks read, or [3, n, networks * columns], and the

@@ -50,7 +50,7 @@ def run(
 
 def parse(kind: type, arguments: list[str]):
     """Return the dataclass of a command, or raise ConfigError."""
-    words, given = read(kind, arguments)
+    words, given = words_and_settings(kind, arguments)
     places = _words_of(kind)
     needed = [name for name, field in places.items() if field.default is dataclasses.MISSING]
     wrong = [f"{name} is missing" for name in needed[len(words) :]]
@@ -64,7 +64,7 @@ def parse(kind: type, arguments: list[str]):
     return options
 
 
-def read(kind: type, arguments: list[str]) -> tuple[list[str], dict]:
+def words_and_settings(kind: type, arguments: list[str]) -> tuple[list[str], dict]:
     """Return the words of arguments, and the settings, such as "steps=100", in their types by name.
 
     The later of two settings overrides the earlier. A file whose name has "=" is a word.

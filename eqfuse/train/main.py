@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from eqfuse import data
 from eqfuse.runs import command
 from eqfuse.runs.errors import ConfigError
 from eqfuse.runs.files import FRAMES, require_free, require_locks
@@ -82,9 +83,7 @@ def _with_frames_written(given: dict) -> dict:
     """Return settings of which `data`, frames in any form, is a file in the folder of the run."""
     import ase.io
 
-    from eqfuse.data.readers import frames_of
-
-    frames = frames_of(given["data"])
+    frames = data.frames_of(given["data"])
     if not all(isinstance(frame, ase.Atoms) for frame in frames):
         raise ConfigError("data must be the name of a file, or ase.Atoms, one or several")
     run = given.get("run") or f"runs/{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}_fit"

@@ -10,6 +10,7 @@ from typing import Literal
 
 import yaml
 
+from eqfuse import data
 from eqfuse.data.structures import DataError, counted
 from eqfuse.runs.log import printable
 from eqfuse.runs.schema import POSITIVE, Range, absolute, check_ranges, documented, require, value
@@ -110,9 +111,7 @@ class DataSettings:
 
     @property
     def keys(self):
-        from eqfuse.data import Keys
-
-        return Keys(self.energy_key, self.forces_key, self.stress_key, self.charge_key)
+        return data.Keys(self.energy_key, self.forces_key, self.stress_key, self.charge_key)
 
     def subtracted(self):
         """Return the `Dispersion` that labels are less, or None; or refuse the setting."""
@@ -160,8 +159,6 @@ class DataSettings:
         Their labels are less the dispersion, if there is one. Frames of files are kept on disk
         where `store` asks for it.
         """
-        from eqfuse.data import read_embedded, read_structures
-
         path, dispersion = getattr(self, part), self.subtracted()
         if path is None and part != "path":
             return None
@@ -173,19 +170,17 @@ class DataSettings:
             from eqfuse.data.store import store_structures
 
             return store_structures(files, **how)
-        structures = [] if files else read_embedded(self.name)
+        structures = [] if files else data.read_embedded(self.name)
         for file in files:
-            structures += read_structures(file, **how, require_labels=False)
+            structures += data.read_structures(file, **how, require_labels=False)
         return [*map(dispersion.without, structures)] if dispersion else structures
 
     def read_reference_energies(self, cutoff: float) -> dict[int, float] | str | None:
         """Return energies of isolated atoms, eV by atomic number, as `Dataset.build` takes them."""
-        from eqfuse.data import isolated_atom_energies
-
         path, typed = self.reference_energies, self._typed_references()
         if typed or path in (None, FIT, AVERAGE):
             return typed or (None if path == FIT else path)
-        return isolated_atom_energies(path, energy_key=self.energy_key, cutoff=cutoff)
+        return data.isolated_atom_energies(path, energy_key=self.energy_key, cutoff=cutoff)
 
     def _typed_references(self) -> dict[int, float]:
         """Return energies that are given as a mapping, eV by atomic number; {} for none."""

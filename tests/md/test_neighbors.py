@@ -6,7 +6,7 @@ import pytest
 
 from eqfuse.data import DataError
 from eqfuse.inference.lists import grid_of, list_pairs, make_pairs
-from eqfuse.md.steps import side_by_side
+from eqfuse.md.steps import padded_to_longest
 
 REACH = 4.5
 
@@ -37,8 +37,8 @@ MAKE = jax.jit(make_pairs, static_argnums=(0, 1))
 
 def batch(*frames):
     """Return positions and cells side by side, and which atoms are real."""
-    positions = side_by_side([atoms.positions for atoms in frames])
-    is_atom = side_by_side([np.ones(len(atoms)) for atoms in frames], bool)
+    positions = padded_to_longest([atoms.positions for atoms in frames])
+    is_atom = padded_to_longest([np.ones(len(atoms)) for atoms in frames], bool)
     return positions, np.stack([atoms.cell.array for atoms in frames]), is_atom
 
 

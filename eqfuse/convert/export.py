@@ -1,10 +1,8 @@
 """Write a run of MACE for mace-torch: `eqfuse convert export RUN FILE.npz`."""
 
 import dataclasses
-import errno
 import io
 import json
-import os
 from pathlib import Path
 
 import e3nn_jax as e3nn
@@ -69,12 +67,10 @@ def export_mace(run, path) -> None:
         for keys, leaf in jax.tree.leaves_with_path(params["model"])
     }
     arrays |= _bases(model)
-    content, path = io.BytesIO(), Path(path)
+    content = io.BytesIO()
     arrays |= {"fields": np.array(json.dumps(fields)), "references": references + shift}
     np.savez_compressed(content, **arrays)
     try:
-        if path.exists():
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         write_whole(path, content.getvalue())
     except OSError as error:
         raise ConvertError(f"{path} cannot be written: {error.strerror}") from error

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from eqfuse import data, md
 from eqfuse.md.settings import RelaxSettings, Settings
-from eqfuse.runs import ConfigError, TrainingFailed, command, exit_code, setting, word
+from eqfuse.runs import ConfigError, TrainingFailed, command, setting, word
 
 USAGE = "eqfuse md RUN START [name=value ...], or eqfuse md resume=FOLDER [steps=N]; see --help"
 
@@ -50,15 +50,9 @@ class Relax(RelaxSettings):
     )
 
 
-def main(arguments: list[str]) -> int:
+@command.of(Md, refused=(), failures=(OSError,), read=list)
+def main(arguments: list[str]):
     """Run dynamics; return 1 if a limit stopped them or a file is not readable, 2 if refused."""
-    if "--help" in arguments or "-h" in arguments:
-        print(command.help_text(Md))
-        return 0
-    return exit_code(lambda: _simulate(arguments), failures=(OSError,))
-
-
-def _simulate(arguments: list[str]):
     for argument in command.undashed(arguments, command.settings_of(Md)):
         if argument.lower().startswith(("ensemble=nvt", "ensemble=berendsen")):
             need = "langevin (with friction and noise) or nose-hoover (without)"

@@ -187,14 +187,14 @@ def structures(shape: Shape) -> dict[str, ase.Atoms]:
 def _compare(name: str, shape: Shape, num_atoms: int):
     """Convert a large network, and print how far results of both are apart, relative to theirs."""
     import eqfuse
-    from eqfuse.convert import convert_mace
+    from eqfuse.convert import convert
 
     network = mace_networks.random_network(shape)
     atoms = mace_networks.crystal(shape, num_atoms)
     theirs = mace_networks.results(network, mace_networks.batch_of(network, shape, atoms))
     with tempfile.TemporaryDirectory() as folder:
         torch.save(network, f"{folder}/random.model")
-        convert_mace(f"{folder}/random.model", f"{folder}/run")
+        convert("mace", f"{folder}/random.model", f"{folder}/run")
         errors = []
         for dtype in ("float64", "float32"):
             atoms.calc = eqfuse.Calculator(f"{folder}/run", dtype=dtype)

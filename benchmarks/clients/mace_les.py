@@ -29,7 +29,7 @@ from mace.modules.extensions import MACELES
 from mace.modules.symmetric_contraction import U_matrix_real
 
 import eqfuse
-from eqfuse.convert import convert_mace
+from eqfuse.convert import convert
 
 NEAR = 1e-5
 """Largest change of a number by what float32 had rounded."""
@@ -92,7 +92,7 @@ def main():
         files = (("the file", args.file, "network"), ("the file", args.file, "auto"))
         for name, file, radial in (*files, ("what is unrounded", other, "network")):
             run = Path(folder) / f"{Path(file).stem}-{radial}"
-            convert_mace(file, run)
+            convert("mace", file, run)
             energies, forces = results(
                 eqfuse.Calculator(run, dtype="float64", radial=radial), frames
             )

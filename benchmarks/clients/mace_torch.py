@@ -32,7 +32,7 @@ from mace.tools.compile import prepare
 from mace.tools.scripts_utils import extract_model
 
 from benchmarks.clients import mace_networks  # before mace itself: it sees to its warnings
-from eqfuse.convert import convert_mace
+from eqfuse.convert import convert
 from eqfuse.data import Sample, Shape, collate, neighbor_list
 from eqfuse.models import predict
 from eqfuse.train import load_run
@@ -80,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
         network = mace_networks.random_network(shape, "float32")
         with tempfile.TemporaryDirectory() as folder:
             torch.save(network, f"{folder}/random.model")
-            convert_mace(f"{folder}/random.model", f"{folder}/run")
+            convert("mace", f"{folder}/random.model", f"{folder}/run")
             potential, params, metadata = load_run(f"{folder}/run")
         compiled = None
         if not options.no_compile and _compiles(name):

@@ -5,7 +5,6 @@ from eqfuse._late import late
 _LATE = {
     "ConvertError": "eqfuse.convert.converted",
     "convert": "eqfuse.convert.conversion",
-    "convert_mace": "eqfuse.convert.conversion",
     "export_mace": "eqfuse.convert.export",
 }
 __all__ = [*_LATE]

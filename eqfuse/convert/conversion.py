@@ -77,11 +77,6 @@ def find(program: str, path) -> Path:
     return path if path.exists() else find_network(str(path), program)
 
 
-def convert_mace(path, run, *, head: str | None = None) -> Converted:
-    """Write the network of a file of mace to the folder of a run; see `convert`."""
-    return convert("mace", path, run, choice=head)
-
-
 @contextlib.contextmanager
 def reading(program: str, path):
     """Turn errors of files that are not laid out as they should be into one that says so."""

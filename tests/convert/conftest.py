@@ -79,7 +79,7 @@ def network(model_file):
 @pytest.fixture(scope="session")
 def run(model_file, tmp_path_factory):
     """Folder of the converted run of a golden, by its name."""
-    from eqfuse.convert import convert_mace
+    from eqfuse.convert import convert
 
     folder, made = tmp_path_factory.mktemp("runs"), {}
 
@@ -87,7 +87,7 @@ def run(model_file, tmp_path_factory):
         if name not in made:
             made[name] = folder / name
             head = "two" if name in SEVERAL_HEADS else None
-            convert_mace(model_file(name), made[name], head=head)
+            convert("mace", model_file(name), made[name], choice=head)
         return made[name]
 
     return path

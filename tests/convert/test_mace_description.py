@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from eqfuse.convert import ConvertError, convert_mace
+from eqfuse.convert import ConvertError, convert
 from eqfuse.convert.e3nn_torch import irreps_of
 from eqfuse.convert.mace import describe
 from eqfuse.convert.mace_parameters import head_of, order_of, parameters
@@ -215,7 +215,7 @@ def test_mace_nonlinear_options_without_counterpart_are_refused(path, value, mes
 def test_a_head_is_one_of_those_of_the_file(network, model_file, tmp_path):
     found = network("two_heads")
     with pytest.raises(ConvertError, match="has the heads one, two, and no 'three'"):
-        convert_mace(model_file("two_heads"), tmp_path / "run", head="three")
+        convert("mace", model_file("two_heads"), tmp_path / "run", choice="three")
     with pytest.raises(ValueError, match="None is not in list"):
         describe(found)
     one, two = (describe(found, name) for name in ("one", "two"))

@@ -10,7 +10,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from eqfuse.convert import ConvertError, convert_mace
+from eqfuse.convert import ConvertError, convert
 from eqfuse.convert.records import Record, Storage, read_module, read_saved, value
 
 
@@ -39,7 +39,7 @@ def test_nothing_in_a_file_is_executed(where, tmp_path, network):
     harm = [Harm(os.mkdir, str(trace)), Harm(eval, f"__import__('os').mkdir({str(trace)!r})")]
     path = write(tmp_path / "harm.model", pickle.dumps(harm[0] if where == "alone" else harm))
     with pytest.raises(ConvertError, match=r"only MACE and ScaleShiftMACE|not a network"):
-        convert_mace(path, tmp_path / "run")
+        convert("mace", path, tmp_path / "run")
     assert not trace.exists()
     assert not (tmp_path / "run").exists()
     # it would have been done by pickle itself

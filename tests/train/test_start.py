@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from eqfuse.convert import convert_mace
+from eqfuse.convert import convert
 from eqfuse.runs.checkpoint import read_checkpoint
 from eqfuse.runs.errors import ConfigError
 from eqfuse.train.arguments import parse
@@ -162,7 +162,7 @@ def test_a_file_of_a_network_starts_a_run_as_its_folder_does(base, settings, tmp
 
 def test_a_network_for_fewer_elements_has_their_weights_and_radii(tmp_path):
     """A network of mace with ZBL and Agnesi's transform, of H, C and O."""
-    convert_mace(unpacked(GOLDENS / "density.model.xz", tmp_path), tmp_path / "run")
+    convert("mace", unpacked(GOLDENS / "density.model.xz", tmp_path), tmp_path / "run")
     params, metadata, _ = read_checkpoint(tmp_path / "run", ("best",))
     fewer, theirs = of_elements(params, metadata, (1, 8))
     old, new = (tree["params"]["model"]["embedding"] for tree in (params, fewer))

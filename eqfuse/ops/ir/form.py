@@ -504,6 +504,15 @@ def reductions(form: Form) -> dict[Index, list[int]]:
     return result
 
 
+def rows_of_nodes(size: int, index: Index, summed: bool) -> Form:
+    """Return the form that gathers the row of a node for each edge, or sums those of edges."""
+    segment, one = (Segment(0, size, 1, 1),), SegmentRef(0, 0)
+    of_edges = Operand("rows", size, segment, True)
+    of_nodes = Operand("nodes", size, segment, True, index)
+    source, target = (of_edges, of_nodes) if summed else (of_nodes, of_edges)
+    return Form((source,), (target,), (Path((one,), one, (((0, 0), 1.0),)),))
+
+
 def ordered_groups(form: Form) -> list[list[Path]]:
     """Return paths in a kernel's order, grouped by the segments that the original product reads."""
     groups = collections.OrderedDict()

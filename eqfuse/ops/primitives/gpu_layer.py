@@ -5,7 +5,7 @@ from itertools import compress
 from eqfuse.ops.backends.triton import form, node, primitive
 from eqfuse.ops.backends.triton import rows as row_kernels
 from eqfuse.ops.backends.triton.primitive import launch
-from eqfuse.ops.ir.form import backward_form
+from eqfuse.ops.ir.form import backward_form, rows_of_nodes
 from eqfuse.ops.primitives import layer
 from eqfuse.ops.primitives.choice import Kernels
 from eqfuse.ops.primitives.layer import Call
@@ -63,7 +63,7 @@ def rows_backward(*arrays, call: Call):
         results = _launch_over(call.num_rows, call, kernel, named, sizes)
         for o, rows in zip(outputs, results, strict=False):
             if o.index.is_node:
-                sums = layer.rows_of_nodes(rows.shape[1], o.index, True)
+                sums = rows_of_nodes(rows.shape[1], o.index, True)
                 [rows] = layer.product(call, sums, [rows], integers)
             dinputs.append(rows)
         dz = results[len(outputs) :] if gated else dz

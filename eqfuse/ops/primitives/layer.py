@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad, batching
 
-from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef
+from eqfuse.ops.ir.form import Form, Index, rows_of_nodes
 from eqfuse.ops.ir.fused import Fused, forms_of
 from eqfuse.ops.primitives import choice, forms, measured, rules
 from eqfuse.ops.primitives.choice import Kernels
@@ -96,15 +96,6 @@ def _in_blocks(*arrays, call: Call):
         rest = block([a[whole:] for a in by_row])
         outputs = [jnp.concatenate(pair) for pair in zip(outputs, rest, strict=True)]
     return outputs
-
-
-def rows_of_nodes(size: int, index: Index, summed: bool) -> Form:
-    """Return the form that gathers the row of a node for each edge, or sums those of edges."""
-    segment, one = (Segment(0, size, 1, 1),), SegmentRef(0, 0)
-    of_edges = Operand("rows", size, segment, True)
-    of_nodes = Operand("nodes", size, segment, True, index)
-    source, target = (of_edges, of_nodes) if summed else (of_nodes, of_edges)
-    return Form((source,), (target,), (Path((one,), one, (((0, 0), 1.0),)),))
 
 
 # the definition

@@ -11,7 +11,7 @@ from eqfuse.ops.backends.triton import form as plan
 from eqfuse.ops.backends.triton import linear
 from eqfuse.ops.backends.triton.runtime import lower_gpu
 from eqfuse.ops.backends.triton.spec import KernelSpec
-from eqfuse.ops.ir.form import Form, Index
+from eqfuse.ops.ir.form import Form, Index, rows_of_nodes
 
 launch_p = Primitive("eqfuse_launch")
 launch_p.multiple_results = True
@@ -61,17 +61,20 @@ def form_plans(
 ) -> list[tuple[int, ...]]:
     """Return the plans of the kernels of a form, what the rule says first.
 
-    The first number of a plan is how many edges a program has at a time, negative where it adds the
-    rows of senders atomically; a second is how many channels, where it sums over channels.
+    The first number of a plan is how many edges a program has at a time, negative where receivers
+    own all edges; the second how many channels at most, 0 for the rule's; the third is 1 where rows
+    of senders are written for each edge and summed by another kernel, and not added atomically.
     """
     rule = _lanes(form, dtype, num_rows, num_nodes)
     if not form.on_graph or dtype == "float64":  # whose kernels have no registers left
         return [(rule,)]
-    wanted = [(rule,), *((lanes,) for lanes in LANES), (rule, plan.WARP)]
-    if not deterministic and any(o.index is Index.SENDER for o in form.outputs):
-        wanted += [(-1,), (-rule,), (-1, plan.WARP)]
-    if all(o.channels for o in form.outputs):
-        wanted = [chosen for chosen in wanted if len(chosen) == 1]
+    channels = 0 if all(o.channels for o in form.outputs) else plan.WARP  # sums without barriers
+    wanted = [(rule,), *((lanes,) for lanes in LANES), (rule, channels)]
+    sends = any(o.index is Index.SENDER for o in form.outputs)
+    if sends and dtype == "float32" and any(o.index is Index.RECEIVER for o in form.inputs):
+        wanted.append((-1, channels, 1))
+    if sends and not deterministic:
+        wanted += [(-1,), (-rule,), (-1, channels)]
     texts: dict[tuple, tuple[int, ...]] = {}
     for chosen in wanted:
         texts.setdefault(_kernels(form, dtype, chosen), chosen)  # each once
@@ -79,8 +82,14 @@ def form_plans(
 
 
 def _kernels(form: Form, dtype: str, chosen: tuple[int, ...]) -> tuple[plan.FormKernel, ...]:
-    lanes, *channels = chosen
-    return plan.kernels(form, dtype, abs(lanes), lanes < 0, *channels)
+    lanes, channels, apart = (*chosen, 0, 0)[:3]
+    return plan.kernels(_of_edges(form) if apart else form, dtype, abs(lanes), lanes < 0, channels)
+
+
+def _of_edges(form: Form) -> Form:
+    """Return the form with a row for each edge in the place of sums of senders."""
+    rows = {o: Index.ROW for o, out in enumerate(form.outputs) if out.index is Index.SENDER}
+    return form.indexed({}, rows)
 
 
 def _lanes(form: Form, dtype: str, num_rows: int, num_nodes: int) -> int:
@@ -100,6 +109,14 @@ def run_form(form: Form, inputs, indices, num_rows: int, num_nodes: int, chosen=
     results: dict[int, jax.Array] = {}
     dtype = inputs[0].dtype.name
     chosen = chosen or (_lanes(form, dtype, num_rows, num_nodes),)
+    if chosen[2:] == (1,):
+        given = indices, num_rows, num_nodes
+        outputs = run_form(_of_edges(form), inputs, *given, chosen[:2])
+        for o, operand in enumerate(form.outputs):
+            if operand.index is Index.SENDER:
+                sums = rows_of_nodes(operand.size, Index.SENDER, True)
+                [outputs[o]] = run_form(sums, [outputs[o]], *given)
+        return outputs
     for kernel in _kernels(form, dtype, chosen):
         arrays = [inputs[i] for i in kernel.inputs]
         arrays += [indices[name] for name in kernel.index_arrays]

@@ -81,6 +81,7 @@ def test_programs_of_a_warp_sum_their_channels(order, dropped):
     check(form, edges(dropped), 1, 32)
     check(form, edges(dropped), 2, 32)
     check(form, edges(dropped), -1, 32)
+    check(form, edges(dropped), -1, 32, 1)
     assert {k.spec.num_warps for k in plan.kernels(form, "float32", 1, False, 32)} == {1}
 
 
@@ -110,8 +111,10 @@ def test_they_are_plans_only_where_the_user_allows_it(monkeypatch):
         problems.append(measured.Problem.of(form, 6, 5, "triton", jnp.dtype("float32")))
     plans = [forms.plans(problem) for problem in problems]
     assert plans[0] == plans[2]
-    assert min(plans[0]) > (0,)
+    assert (-1, 32, 1) in plans[0]  # which repeats, too
     assert plans[1] == [*plans[0], (-1,)]
+    kernels = [k for chosen in plans[0] for k in primitive._kernels(form, "float32", chosen)]
+    assert not any("atomic" in kernel.spec.source for kernel in kernels)
     names = [problem.name for problem in problems]  # under which results are kept
     assert names[0] == names[2] != names[1]
     assert "sums in any order" in names[1]
@@ -147,8 +150,8 @@ def assert_as_e3nn(x, y):
         np.testing.assert_allclose(a, b, rtol=0, atol=4e-6 * float(jnp.abs(b).max()))
 
 
-@pytest.mark.parametrize("chosen", [(1, 32), (2, 32), (-1, 32)])
-def test_programs_of_a_warp_give_what_e3nn_gives(chosen, monkeypatch):
+@pytest.mark.parametrize("chosen", [(1, 32), (2, 32), (-1, 32), (-1, 0, 1), (-2, 32, 1)])
+def test_plans_give_what_e3nn_gives(chosen, monkeypatch):
     monkeypatch.setattr(forms, "measured_plan", lambda *_: chosen)
     assert_as_e3nn(*operands("40x0e+33x1o"))
 

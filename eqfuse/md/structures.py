@@ -36,6 +36,7 @@ from eqfuse.md.settings import Settings
 from eqfuse.md.steps import COLUMNS
 from eqfuse.plots import dynamics
 from eqfuse.runs import CheckpointError, ConfigError, write_table
+from eqfuse.runs.files import require_here
 
 TABLE, PICTURE, DISTANCES = "thermo.csv", "thermo.png", "distances.csv"
 REACH, WIDTH = 8.0, 0.05
@@ -176,6 +177,7 @@ class Member:
     def reopen(self, path: Path, sizes: dict[str, int], distances, last):
         """Open the folder of a checkpoint, and cut off what was written after it."""
         for name, size in sizes.items():
+            require_here(path / name)
             if not (path / name).exists() or (path / name).stat().st_size < size:
                 raise CheckpointError(f"{path / name} is missing or cut: it cannot be continued")
         for name, size in sizes.items():

@@ -96,6 +96,12 @@ def require_regular(*paths: Path):
             raise OSError(errno.EINVAL, "it is a pipe or a device, and not a file", str(path))
 
 
+def require_here(path: Path):
+    """Refuse a link in the place of a file that grows, by a ConfigError: it may lead anywhere."""
+    if path.is_symlink():
+        raise ConfigError(f"{path} is a link, which is not written to; put the file in its place")
+
+
 def read_json(path: Path) -> dict:
     """Return the object of a file of JSON; OSError, or a CheckpointError with its name."""
     require_regular(path)
@@ -314,6 +320,7 @@ class RunFolder:
         if not writes:
             return
         require_regular(*self.path.glob("*"), *self.checkpoints.glob("*"))
+        require_here(self.metrics)
         self._lock = _lock(self.path)
         if settings is None:
             return

@@ -92,7 +92,7 @@ class Log(logging.Handler):
         rows = {"time": now, **machine()}
         head = "\n".join(f"{name:<11}{text}" for name, text in rows.items())
         before, self._waiting, self._path = self._waiting, "", folder / NAME
-        if new:
+        if new or self._path.is_symlink():  # which might be a file elsewhere
             self._path.unlink(missing_ok=True)
         self._keep(f"{head}\n{before}".removesuffix("\n"))
 

@@ -13,7 +13,7 @@ from safetensors.numpy import save
 
 from eqfuse import plots
 from eqfuse.inference.commands import write_atoms
-from eqfuse.runs.errors import CheckpointError
+from eqfuse.runs.errors import CheckpointError, ConfigError
 from eqfuse.runs.files import RunFolder, read_file, read_json, write_table, write_whole
 from eqfuse.runs.log import Log, say, warn
 from eqfuse.train.replay import write_frames
@@ -29,6 +29,20 @@ def small_disk(size: int):
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_link_is_not_written_to(tmp_path, capsys):
+    other = tmp_path / "other.txt"
+    other.write_text("of somebody else")
+    (run := tmp_path / "run").mkdir()
+    (run / "log.txt").symlink_to(other)
+    with Log() as log:
+        log.begin(run, new=False)
+    assert (run / "log.txt").read_text().startswith("time ")
+    (run / "metrics.csv").symlink_to(other)
+    with pytest.raises(ConfigError, match=r"run/metrics\.csv is a link, which is not written to"):
+        RunFolder(run, None)
+    assert other.read_text() == "of somebody else"
 
 
 CELL = ase.build.bulk("Cu", cubic=True) * (3, 3, 3)

@@ -64,7 +64,7 @@ def test_fit_takes_frames(tmp_path, water):
     """Which are kept in the folder of the run, and trained on as those of the file are."""
     frames, results = ase.io.read(water, ":"), []
     settings = [*TINY, "steps=2"]
-    for name, given in (("file", str(water)), ("frames", frames)):
+    for name, given in (("file", str(water)), ("frames", (one for one in frames))):
         folder = fit(*settings, data=given, run=str(tmp_path / name))
         results.append([row["val_loss"] for row in rows_of(folder)])
     assert results[0] == results[1]

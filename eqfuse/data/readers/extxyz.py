@@ -125,9 +125,15 @@ _COLUMNS = {"pos": {"pos", "positions"}, "species": {"species", "symbols", "Z", 
 def _require_columns(text: str):
     """Refuse more columns than the first atom has, for which ASE would take the memory, or fewer.
 
-    Without a column of the positions, it would put all atoms at the origin.
+    Without a column of the positions, it would put all atoms at the origin. A cell of i-PI is
+    refused, which would be lost.
     """
     _, comment, atom, *_ = text.split("\n", 3)
+    if cell := re.search(r"CELL\W(abcABC|H|GENH)\W:", comment):
+        raise DataError(
+            f"{cell[0]} is a cell of i-PI, which is not read, as its units; write Lattice= and "
+            "positions in Å"
+        )
     if claimed := re.search(r"(?i:Properties)\s*=\s*\"?([^\s\"]*)", comment):
         fields = claimed[1].split(":")
         numbers = [n for n in fields[2::3] if n.isdecimal()]

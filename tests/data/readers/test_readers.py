@@ -191,6 +191,7 @@ def test_header_keys_in_any_spelling(write, spelling):
         ({"pbc": 'PBC="T T"'}, 'PBC="T T" is not three of T and F'),
         ({"pbc": "pbc=2"}, 'pbc="2" is not three of T and F'),
         ({"pbc": "pbc=TTF PBC=TTT"}, "pbc and PBC disagree; keep pbc"),
+        ({"pbc": "# CELL(abcABC): 5 5 5 90 90 90 Step: 0"}, r"CELL\(abcABC\): is a cell of i-PI"),
         ({"energy": "Energy=-2 ENERGY"}, "Energy and ENERGY may both be energy; remove one"),
     ],
     ids=str,

@@ -108,7 +108,7 @@ def load_run(run, *, which: str | None = None, backend: str | None = None):
     _check(run, metadata, len(jax.tree.leaves(params)))
     try:
         module = module_of(metadata, backend)
-    except (TypeError, KeyError, AttributeError) as error:
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
         raise CheckpointError(f"{run}: its metadata are not of a network ({error})") from error
     return module, jax.device_put(params), metadata
 
@@ -172,7 +172,9 @@ def read_checkpoint(run, names: tuple[str, ...], state_like=None, *, sets_aside:
     """
     (arrays, metadata), path, newer = _of_newest(run, names)
     params, known = {}, files.shapes_of(arrays)
-    if others := [n for n, shape in metadata.get("shapes", known).items() if known.get(n) != shape]:
+    shapes = metadata.get("shapes", known)
+    shapes = shapes if isinstance(shapes, dict) else {str(shapes): None}
+    if others := [name for name, shape in shapes.items() if known.get(name, 0) != shape]:
         raise CheckpointError(
             f"{path} is damaged: its parameter {others[0]} is missing or has another shape than "
             "that of its network"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.fuzz.checks import FailureError, time_limit
 
-KINDS = ("damage", "settings", "labels", "programs")
+KINDS = ("damage", "doors", "settings", "labels", "programs")
 WIDTH = 800
 """Of the description of a case, and of what is said of a failure."""
 

@@ -92,6 +92,7 @@ CHANGES = {
 REPLACED = {
     "deleted": lambda path: None,
     "a folder for": Path.mkdir,
+    "a pipe for": os.mkfifo,
     "a broken link for": lambda path: path.symlink_to(path.with_name("nothing")),
 }
 

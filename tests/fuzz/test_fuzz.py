@@ -11,7 +11,7 @@ from tests.fuzz import __main__ as command
 from tests.fuzz import checks
 from tests.fuzz.checks import FailureError, check_refusal, memory_limit, run_command
 
-COUNTS = {"damage": 72, "settings": 20, "labels": 40, "programs": 20}
+COUNTS = {"damage": 72, "doors": 60, "settings": 20, "labels": 40, "programs": 20}
 
 
 @pytest.mark.slow

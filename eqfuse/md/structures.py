@@ -35,8 +35,7 @@ from eqfuse.md.integrators import State
 from eqfuse.md.settings import Settings
 from eqfuse.md.steps import COLUMNS
 from eqfuse.plots import dynamics
-from eqfuse.runs import CheckpointError, ConfigError, write_table
-from eqfuse.runs.files import require_here
+from eqfuse.runs import CheckpointError, ConfigError, require_here, write_table
 
 TABLE, PICTURE, DISTANCES = "thermo.csv", "thermo.png", "distances.csv"
 REACH, WIDTH = 8.0, 0.05

@@ -63,6 +63,7 @@ What it cannot do ends with a line and a code, and what it made is in a folder o
     >>> arrays["x"], metadata["of"]
     (array([1., 1.]), 'an example')
     >>> runs.require_regular(folder / "one")
+    >>> runs.require_here(folder / "one")
     >>> runs.write_whole(folder / "a.json", '{"a": 1}')
     >>> np.savez(folder / "a.npz", a=1)
     >>> runs.read_json(folder / "a.json"), runs.read_arrays(folder / "a.npz")
@@ -103,6 +104,7 @@ _LATE = {
     "read_table": "eqfuse.runs.files",
     "require": "eqfuse.runs.schema",
     "require_free": "eqfuse.runs.files",
+    "require_here": "eqfuse.runs.files",
     "require_regular": "eqfuse.runs.files",
     "say": "eqfuse.runs.log",
     "set_aside": "eqfuse.runs.files",

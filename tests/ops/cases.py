@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from typing import ClassVar
 
 import e3nn_jax as e3nn
 import jax
@@ -46,7 +47,34 @@ NO_EDGES = Graph(3, ())
 
 
 class Random:
-    """What has random operands of its shapes, of which the last is that of the result."""
+    """What has random operands of its shapes, of which the last is that of the result.
+
+    Attributes:
+      tolerance: in float64, as a fraction of the largest element.
+      sums: over how many rows the gradient of an operand is a sum, if one row serves all.
+      by_e3nn: whether it is computed by e3nn-jax on every backend.
+      product_by_e3nn: whether a product in it may be.
+    """
+
+    tolerance, by_e3nn, product_by_e3nn = 1e-12, False, False
+    sums: ClassVar[dict[str, int]] = {}
+
+    @property
+    def factors(self) -> int:
+        """Return of how many values a term is the product."""
+        return len(self.names)
+
+    def has(self, way: str, dtype: str) -> bool:
+        """Return whether it is compared in one of `parity.WAYS` and in a dtype."""
+        return way in ("xla", "llvm", "triton") and dtype in ("float64", "float32")
+
+    def runs(self, backend: str) -> bool:
+        """Return whether a backend has anything to compute."""
+        return all(0 not in shape for shape in self.shapes())
+
+    def kinds(self, fused: str | None) -> set[str] | None:
+        """Return what native kernels compute, see `parity.only`; None if it is not asked."""
+        return None
 
     def operands(self, seed: int = 0, held_by=np.float32) -> tuple[np.ndarray, ...]:
         """Return float64 arrays of numbers that `held_by` can hold."""

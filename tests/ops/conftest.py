@@ -52,3 +52,10 @@ def one_op(monkeypatch):
 
     monkeypatch.setenv("EQFUSE_FUSED", "always")
     monkeypatch.setattr(layers, "choose", chosen)
+
+
+@pytest.fixture
+def any_product_is_large(monkeypatch):
+    """Compute three rows at a time: two blocks, and what is left."""
+    monkeypatch.setattr(choice, "LARGE", 0)
+    monkeypatch.setattr(choice, "BLOCK", 3)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from eqfuse import ops
 from eqfuse.ops import _reference
 from eqfuse.ops._backend import has_gpu
 from eqfuse.ops.backends import xla
@@ -20,7 +21,7 @@ from eqfuse.ops.ir.form import Role
 from eqfuse.ops.ir.program import Program
 from eqfuse.ops.primitives import native as _native
 from tests import interpreter
-from tests.ops.cases import Case, random_arrays
+from tests.ops.cases import Case, Random, random_arrays
 
 NEEDS_TRITON = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="the interpreter is part of triton"
@@ -29,6 +30,13 @@ TRITON = pytest.param("triton", marks=NEEDS_TRITON)
 """The backend "triton", in the interpreter where there is no GPU."""
 PRODUCTS = ("tensor_product", "elementwise_tensor_product")
 BACKENDS = ["xla", "llvm", TRITON]
+WAYS = {
+    **{backend: (backend, None) for backend in ("xla", "llvm", "triton")},
+    "llvm always": ("llvm", "always"),
+    "triton always": ("triton", "always"),
+    "triton blocks": ("triton", None),
+}
+"""Backends, and what `fused` is; in blocks, products count as large, and rows go three by three."""
 UNOPTIMIZED = {"xla_backend_optimization_level": 0}
 """Options of `jax.jit` for what results are compared with, which compiles in half the time so."""
 
@@ -71,7 +79,7 @@ def along_random_directions(function, *point, orders=("value", "vjp", "vjp of vj
     return everything(point, cotangent, directions)
 
 
-def arguments_of(case: Case, held_by=np.float32):
+def arguments_of(case: Random, held_by=np.float32):
     """Return operands, tangents, a cotangent, and directions of all of them but the tangents."""
     shapes = case.shapes()
     tangents, [cotangent], directions = (
@@ -81,7 +89,7 @@ def arguments_of(case: Case, held_by=np.float32):
     return case.operands(0, held_by), tangents, cotangent, directions
 
 
-def named(case: Case, value, tangent, *gradients) -> dict[str, np.ndarray]:
+def named(case: Random, value, tangent, *gradients) -> dict[str, np.ndarray]:
     """Return results by name, in float64; gradients are those of `derivatives`."""
     found = {"value": value, "jvp": tangent}
     labels = ("vjp", "vjp of vjp", "jvp of vjp")
@@ -92,12 +100,13 @@ def named(case: Case, value, tangent, *gradients) -> dict[str, np.ndarray]:
 
 
 def derivatives(
-    function, case: Case, dtype, held_by=np.float32, mixed: bool = True
+    function, case: Random, dtype, held_by=np.float32, orders: int = 3
 ) -> dict[str, np.ndarray]:
     """Value, JVP, VJP and the VJP of the VJP along random directions, in float64.
 
     All of them are one jitted computation in `dtype`, under x64 where that is float64, on numbers
-    that `held_by` can hold; with `mixed`, the JVP of the VJP is one of them.
+    that `held_by` can hold. Of 2 `orders`, the JVP of the VJP is not one of them, and of 1, nor is
+    its VJP.
     """
 
     def everything(operands, tangents, cotangent, directions):
@@ -106,8 +115,10 @@ def derivatives(
 
         arguments = (*operands, cotangent)
         value, tangent = jax.jvp(function, operands, tangents)
+        if orders == 1:
+            return value, tangent, gradients(*arguments), (), ()
         first, second = jax.vjp(gradients, *arguments)
-        along = jax.jvp(gradients, arguments, directions)[1] if mixed else ()
+        along = jax.jvp(gradients, arguments, directions)[1] if orders == 3 else ()
         return value, tangent, first, second(directions[:-1]), along
 
     with jax.enable_x64(dtype == np.float64):
@@ -119,7 +130,7 @@ def derivatives(
 
 
 def derivatives_of_multilinear(
-    function, case: Case, held_by=np.float32, mixed: bool = True
+    function, case: Case, held_by=np.float32, orders: int = 3
 ) -> dict[str, np.ndarray]:
     """Return `derivatives`, in float64, of a function that is linear in each of its operands.
 
@@ -149,41 +160,47 @@ def derivatives_of_multilinear(
             for n in range(len(operands))
         ]
         _, last = both(directions[-1], *operands)
-        mixing = [a + b for a, b in zip(second, last, strict=True)] if mixed else ()
+        mixing = [a + b for a, b in zip(second, last, strict=True)] if orders == 3 else ()
         tangent = sum(value for value, _ in along(tangents))
         return named(case, value, tangent, first, [*second, sum(values)], mixing)
 
 
 @functools.lru_cache(maxsize=4)
-def reference(case: Case, dtype, held_by=np.float32, mixed: bool = True) -> dict[str, np.ndarray]:
+def reference(case: Random, dtype, held_by=np.float32, orders: int = 3) -> dict[str, np.ndarray]:
     """Return what e3nn-jax computes in `dtype`."""
     if dtype == np.float64 and isinstance(case, Case):
-        return derivatives_of_multilinear(case.reference, case, held_by, mixed)
-    return derivatives(case.reference, case, dtype, held_by, mixed)
+        return derivatives_of_multilinear(case.reference, case, held_by, orders)
+    return derivatives(case.reference, case, dtype, held_by, orders)
 
 
-def assert_parity(case: Case, dtype, backend: str, mixed: bool = True):
-    """Compare the value and all derivatives with those of e3nn-jax.
+def assert_parity(case: Random, dtype, way: str, orders: int = 3):
+    """Compare the value and all derivatives with those of e3nn-jax, computed in one of `WAYS`.
 
-    In float64 to 1e-12 of the largest element of each array; in float32 no error is more than twice
-    that of e3nn-jax in float32. Where e3nn-jax happens to round less than once, the error of the
-    shortest way to compute an element is allowed: roundings of a coefficient, a product for each
-    factor of a term, and a sum, by half a unit in the last place of the largest element each; for
-    the gradient of an operand that all rows share, which is a sum over `case.sums` of them, one
-    more for each.
+    In float64 to `case.tolerance` of the largest element of each array; in less no error is more
+    than twice that of e3nn-jax in the same dtype. Where e3nn-jax happens to round less than once,
+    the error of the shortest way to compute an element is allowed: roundings of a coefficient, a
+    product for each factor of a term, and a sum, by half a unit in the last place of the largest
+    element each; for the gradient of an operand that all rows share, which is a sum over
+    `case.sums` of them, one more for each.
     """
-    expected, e3nn_result = (reference(case, d, mixed=mixed) for d in (np.float64, dtype))
-    with only(backend, runs=runs(case)):
-        found = derivatives(case.function(backend), case, dtype, mixed=mixed)
+    (backend, fused), held_by = WAYS[way], np.float32 if dtype.itemsize > 2 else dtype
+    expected, e3nn_result = (reference(case, d, held_by, orders) for d in (np.dtype("d"), dtype))
+    of_e3nn = case.by_e3nn and contextlib.nullcontext()
+    forbidden = () if case.product_by_e3nn else PRODUCTS
+    given = {"kinds": case.kinds(fused), "forbidden": forbidden}
+    watched = of_e3nn or only(backend, runs=case.runs(backend), **given)
+    with watched, ops.recorded() as calls:
+        function = case.function(backend, *([fused] if fused else []))
+        found = derivatives(function, case, dtype, held_by, orders)
+    assert {call.backend for call in calls} <= {"e3nn" if case.by_e3nn else backend}
     assert found.keys() == expected.keys()
     for name, exact in expected.items():
         assert found[name].shape == exact.shape, name
         if dtype == np.float64:
-            allowed = 1e-12 * largest(exact)
+            allowed = case.tolerance * largest(exact)
         else:
-            factors = getattr(case, "factors", len(case.names))
-            roundings = 2 + factors + getattr(case, "sums", {}).get(name[-1], 0)
-            rounded = roundings * np.finfo(np.float32).eps / 2 * largest(exact)
+            roundings = 2 + case.factors + case.sums.get(name[-1], 0)
+            rounded = roundings * float(jnp.finfo(dtype).eps) / 2 * largest(exact)
             allowed = max(2 * error(e3nn_result[name], exact), rounded)
         assert error(found[name], exact) <= allowed, name
 
@@ -194,21 +211,16 @@ def assert_one_rounding(case: Case, dtype, backend: str):
     Every element is within half a unit in its last place of what is exact for these operands, and
     twice e3nn-jax's error in float32 (`assert_parity`'s bound) before the rounding.
     """
-    exact = reference(case, np.float64, dtype, mixed=False)
-    e3nn_float32 = reference(case, np.float32, dtype, mixed=False)
+    exact = reference(case, np.float64, dtype, orders=2)
+    e3nn_float32 = reference(case, np.float32, dtype, orders=2)
     with only(backend):
-        found = derivatives(case.function(backend), case, dtype, dtype, mixed=False)
+        found = derivatives(case.function(backend), case, dtype, dtype, orders=2)
     unit, smallest = float(jnp.finfo(dtype).eps) / 2, float(jnp.finfo(dtype).smallest_subnormal)
     for name, values in exact.items():
         four_roundings = 4 * np.finfo(np.float32).eps / 2 * largest(values)
         before = max(2 * error(e3nn_float32[name], values), four_roundings)
         allowed = unit * (abs(values) + before) + before + smallest / 2
         assert (abs(found[name] - values) <= allowed).all(), name
-
-
-def runs(case: Case) -> bool:
-    """Return whether there is anything to compute."""
-    return all(0 not in shape for shape in case.shapes())
 
 
 def error(found, exact) -> float:

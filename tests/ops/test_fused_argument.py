@@ -11,9 +11,10 @@ import pytest
 from eqfuse import models, ops
 from eqfuse.ops.info import info
 from eqfuse.ops.primitives import choice
-from tests.ops.fused_cases import CASES, NODES, Problem, bare
+from tests.ops.layers import LAYERS as CASES
+from tests.ops.layers import NODES, Layer, bare
 
-NAMED, FLOAT32 = CASES["rows-linear"], np.float32
+NAMED, FLOAT32 = CASES["rows-linear"], jnp.float32
 ERF = dataclasses.replace(CASES["rows-gate"], options=(("even_act", jax.scipy.special.erf),))
 MANY = bare("257x0e", "0e", "2x0e")
 REFUSED = {
@@ -26,14 +27,19 @@ REFUSED = {
 }
 
 
+def shape_of(case: Layer, backend: str, fused: str | None = None, dtype=FLOAT32):
+    """Trace a case."""
+    operands = [jax.ShapeDtypeStruct(shape, dtype) for shape in case.shapes()[:-1]]
+    return jax.eval_shape(case.function(backend, fused), *operands)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_always_is_refused_where_there_is_no_such_kernel(name):
     case, backend, dtype, reason = REFUSED[name]
     if backend == "triton":
         pytest.importorskip("triton")
-    problem = Problem(case, dtype, "always")
     with pytest.raises(ValueError, match=f"fused='always' cannot be done here: .*{reason}"):
-        problem.apply(backend, problem.params, problem.arrays)
+        shape_of(case, backend, "always", dtype)
 
 
 def test_always_is_refused_where_the_sums_of_a_node_are_several_kernels():
@@ -75,17 +81,17 @@ def test_the_environment_variable_is_what_none_means(monkeypatch):
         ops.resolve_fused("yes")
 
 
-def chosen(problem: Problem, backend: str) -> str:
+def chosen(*arguments) -> str:
     with ops.recorded() as calls:
-        jax.eval_shape(lambda: problem.apply(backend, problem.params, problem.arrays).array)
+        shape_of(*arguments)
     return calls[-1].fused
 
 
 def test_fused_choice_is_reported(monkeypatch):
-    assert chosen(Problem(NAMED, FLOAT32), "llvm") == "apart: fewer than 256 rows"
-    assert chosen(Problem(NAMED, FLOAT32, "always"), "llvm") == "fused: 'always' was asked for"
+    assert chosen(NAMED, "llvm") == "apart: fewer than 256 rows"
+    assert chosen(NAMED, "llvm", "always") == "fused: 'always' was asked for"
     monkeypatch.setattr(choice, "FEWEST_ROWS", NODES)
-    assert chosen(Problem(NAMED, FLOAT32), "llvm") == f"fused: {NODES} rows or more"
+    assert chosen(NAMED, "llvm") == f"fused: {NODES} rows or more"
     monkeypatch.setenv("EQFUSE_FUSED", "never")
     assert "None is 'never'" in info()
 
@@ -108,18 +114,17 @@ def test_models_pass_it_to_their_ops(name):
 def test_auto_on_a_graph_on_a_gpu_fuses_gated_ops_of_few_nodes_and_small_matrices(monkeypatch):
     pytest.importorskip("triton")
     case = CASES["graph-gate-skip"]
-    problem = Problem(case, FLOAT32)
 
-    def assert_chosen(expected, problem=problem):
-        assert chosen(problem, "triton").partition(":")[0] == expected
+    def assert_chosen(expected, case=case, dtype=FLOAT32):
+        assert chosen(case, "triton", None, dtype).partition(":")[0] == expected
 
     assert_chosen("fused")
-    assert_chosen("apart", Problem(CASES["graph-linear"], FLOAT32))
-    assert_chosen("apart", Problem(case, jnp.bfloat16))
+    assert_chosen("apart", CASES["graph-linear"])
+    assert_chosen("apart", dtype=jnp.bfloat16)
     with monkeypatch.context() as patch:
         patch.setattr(choice, "FEW_NODES", NODES - 1)
         assert_chosen("apart")
-    of_weights = NODES * 4 * sum(p.size for p in jax.tree.leaves(problem.params))
+    of_weights = NODES * 4 * sum(p.size for p in jax.tree.leaves(case.parameters))
     for light, expected in ((of_weights, "fused"), (of_weights - 1, "apart")):
         monkeypatch.setattr(choice, "LIGHT", light)
         assert_chosen(expected)

@@ -1,6 +1,6 @@
-"""Linear and grouped_dense against e3nn.flax.Linear and jax.numpy."""
+"""Linear and grouped_dense, beside what test_products.py asks of all ops."""
 
-import contextlib
+import dataclasses
 import functools
 import math
 
@@ -12,55 +12,13 @@ import pytest
 
 from eqfuse import ops
 from tests.ops import tiers
-from tests.ops.parity import (
-    BACKENDS,
-    TRITON,
-    UNOPTIMIZED,
-    along_random_directions,
-    assert_close,
-    initial,
-    only,
-)
+from tests.ops.layers import LINEARS, Linear
+from tests.ops.parity import BACKENDS, UNOPTIMIZED, assert_close, derivatives, initial, only
 
-ROWS, CHANNELS, WEIGHTS = 7, 3, 4
-IRREPS, OTHER = "2x0e+3x1o+2x0e+1x0o+0x1e", "4x0e+2x1o"
-OUT = "3x0e+2x1o+3x2e+1x0o+2x0e"
-UNSIMPLIFIED = {"simplify_irreps_internally": False}
-PARTS = {"instructions": ((0, 0), (2, 4), (1, 1)), "irreps_in": e3nn.Irreps(IRREPS)}
-
-# options, and the shape of the weights
-CASES = {
-    "plain": ({}, None),
-    "forced": ({"force_irreps_out": True, "biases": True, "gradient_normalization": 0.5}, None),
-    "indexed": ({"num_indexed_weights": 3, "biases": True}, None),
-    "initializer": ({"parameter_initializer": lambda: jax.nn.initializers.uniform(0.1)}, None),
-}
+ROWS, IRREPS, OUT = 7, Linear.irreps, Linear.out
 KERNELS = ("plain", "forced", "indexed")
 """Those that differ in what kernels of Triton are given."""
-OF_E3NN = {
-    "channels": ({"channel_out": 2, "biases": True}, None),
-    "weights": ({"biases": True, "gradient_normalization": "path"}, (ROWS, WEIGHTS)),
-    "per-channel": ({"weights_per_channel": True, "biases": True}, (ROWS, WEIGHTS)),
-    "unsimplified-indexed": ({"num_indexed_weights": 3, **UNSIMPLIFIED}, None),
-    "instructions": ({"force_irreps_out": True, "biases": True, **PARTS, **UNSIMPLIFIED}, None),
-}
-"""Those that e3nn's Linear itself computes."""
-CASES |= OF_E3NN
-
-
-def cases_and_backends():
-    """Return a case and a backend of each test: by default the kernels, and XLA for one case."""
-    by_default, found = {"indexed-xla"}, []
-    slow = {"plain", *OF_E3NN} - {"weights", "instructions"}
-    for name in CASES:
-        backends = ["xla", "llvm"] if name not in OF_E3NN else ["llvm"]
-        backends += [TRITON] if name in KERNELS else []
-        for backend in tiers.slow_unless(["llvm", "triton"], *backends):
-            label = f"{name}-{backend.values[0]}"
-            marks = () if label in by_default else backend.marks
-            marks = [*marks, pytest.mark.slow] if name in slow else marks
-            found.append(pytest.param(name, *backend.values, marks=marks, id=label))
-    return found
+BY_DEFAULT = ("forced", "indexed", "initializer", "weights", "instructions")
 
 
 @pytest.fixture(params=BACKENDS)
@@ -70,48 +28,20 @@ def backend(request):
 
 def computed_by(backend):
     """Return kernels of a linear form, of which XLA has none; for what is lowered inside."""
-    if backend == "e3nn":
-        return contextlib.nullcontext()
     return only(backend, runs=backend != "xla", kinds={"matrices"})
 
 
-def arguments(name, rows=ROWS, dtype=jnp.float64):
-    """x, after the index or the weights, if there are any."""
-    options, shape = CASES[name]
-    channels = "channel_out" in options or "weights_per_channel" in options
-    x = e3nn.normal(IRREPS, jax.random.key(0), (rows, CHANNELS) if channels else (rows,))
-    x = x.astype(dtype)
-    if "num_indexed_weights" in options:
-        return jnp.arange(rows) % 3, x
-    return (x,) if shape is None else (jax.random.normal(jax.random.key(5), shape, dtype), x)
-
-
-def derivatives(module, params, args, options=None):
-    """Value, VJP and VJP of the VJP by all but an index, along fixed directions."""
-    index = [a for a in args if jnp.issubdtype(a.dtype, jnp.integer)]
-
-    def function(params, *operands):
-        return module.apply(params, *index, *operands).array
-
-    return along_random_directions(function, params, *args[len(index) :], options=options)
-
-
-@pytest.mark.parametrize(("name", "backend"), cases_and_backends())
-def test_linear_is_e3nns(name, backend):
-    """Float64 to 1e-13: a few dozen products each; the parameters are the same from one key."""
-    options, _ = CASES[name]
-    with jax.enable_x64(True):
-        args = arguments(name)
-        ours, theirs = ops.Linear(OUT, backend=backend, **options), e3nn.flax.Linear(OUT, **options)
-        params, found = (initial(module, *args) for module in (theirs, ours))
-        assert list(found["params"]) == list(params["params"])
-        jax.tree.map(np.testing.assert_array_equal, found, params)
-        with computed_by("e3nn" if name in OF_E3NN else backend), ops.recorded() as calls:
-            got = derivatives(ours, params, args, UNOPTIMIZED)
-        assert {c.backend for c in calls} == {"e3nn" if name in OF_E3NN else backend}
-        outputs = (jax.eval_shape(module.apply, params, *args) for module in (ours, theirs))
-        assert len({out.irreps for out in outputs}) == 1
-        assert_close(got, derivatives(theirs, params, args, UNOPTIMIZED), 1e-13)
+@pytest.mark.parametrize("name", tiers.slow_unless(BY_DEFAULT, *LINEARS))
+def test_parameters_and_irreps_are_e3nns(name, x64):
+    """The parameters are the same from one key."""
+    case = LINEARS[name]
+    args = case.arguments(*map(jnp.asarray, case.operands()[case.num_parameters :]))
+    ours, theirs = case.module("llvm"), case.module("e3nn")
+    found, params = (initial(module, *args) for module in (ours, theirs))
+    assert list(found["params"]) == list(params["params"])
+    jax.tree.map(np.testing.assert_array_equal, found, params)
+    outputs = (jax.eval_shape(module.apply, params, *args) for module in (ours, theirs))
+    assert len({out.irreps for out in outputs}) == 1
 
 
 @pytest.mark.slow
@@ -126,15 +56,21 @@ def test_gradients_of_many_rows_are_sums_of_parts(at_once, monkeypatch):
     monkeypatch.setattr(linear_kernels, "reduction", linear.reduction)  # not cached
     monkeypatch.setattr(linear_kernels, "ROWS_OF_A_PART", 8)
     for name in KERNELS:
-        args, (options, _) = arguments(name, rows=29, dtype=jnp.float32), CASES[name]
-        theirs = e3nn.flax.Linear(OUT, **options)
-        params = theirs.init(jax.random.key(1), *args)
-        ours = ops.Linear(OUT, backend="triton", **options)
-        assert_close(*(derivatives(m, params, args) for m in (ours, theirs)), 2e-6)
+        case = dataclasses.replace(LINEARS[name], num_rows=29)
+        assert_as_e3nn(case, 2e-6)
 
 
-MANY_CHANNELS = {"wide": ({}, 1, 71), "narrow": ({}, math.inf, 71)}
-MANY_CHANNELS |= {"indexed": (CASES["indexed"][0], math.inf, 17)}
+def assert_as_e3nn(case: Linear, tolerance: float):
+    """Compare Triton's kernels in float32."""
+    found, expected = (
+        derivatives(function, case, np.dtype("float32"), orders=2)
+        for function in (case.function("triton"), case.reference)
+    )
+    assert_close(found, expected, tolerance)
+
+
+MANY_CHANNELS = {"wide": ("plain", 1, 71), "narrow": ("plain", math.inf, 71)}
+MANY_CHANNELS |= {"indexed": ("indexed", math.inf, 17)}
 
 
 @pytest.mark.parametrize("name", tiers.slow_unless(["wide", "narrow"], *MANY_CHANNELS))
@@ -147,15 +83,12 @@ def test_many_channels(name, monkeypatch):
     pytest.importorskip("triton", reason="the interpreter is part of triton")
     from eqfuse.ops.backends.triton import linear
 
-    options, programs, rows = MANY_CHANNELS[name]
+    kind, programs, rows = MANY_CHANNELS[name]
     monkeypatch.setattr(linear, "MANY_PROGRAMS", programs)
-    irreps, out = e3nn.Irreps("70x0e+3x1o"), e3nn.Irreps("67x0e+30x1o")
-    x = e3nn.normal(irreps, jax.random.key(0), (rows,))
-    index = [jnp.arange(rows) % 3] if options else []
-    modules = [ops.Linear(out, backend=name, **options) for name in ("triton", "e3nn")]
-    params = initial(modules[1], *index, x)
+    irreps = {"irreps": "70x0e+3x1o", "out": "67x0e+30x1o"}
+    case = dataclasses.replace(LINEARS[kind], num_rows=rows, **irreps)
     # sums of up to 213 products on both sides: 15 roundings of 6e-8 each, and those of a second sum
-    assert_close(*(derivatives(m, params, [*index, x]) for m in modules), 4e-6)
+    assert_as_e3nn(case, 4e-6)
 
 
 @pytest.mark.parametrize("split", [False, True], ids=["joined", "split"])

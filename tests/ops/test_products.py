@@ -1,10 +1,4 @@
-"""All products against e3nn-jax: value, derivatives, half precision, irreps.
-
-Errors: test_refused.py.
-
-A kind is an op: its cases, and those of them that run natively by default, four of them on Triton
-and the first on XLA too. A case that asks something new of an op or of a kernel belongs to these.
-"""
+"""All ops against e3nn-jax: value, derivatives, half precision, irreps. Errors: test_refused.py."""
 
 import itertools
 
@@ -17,8 +11,10 @@ import pytest
 from eqfuse import ops
 from tests.ops import cases, tiers
 from tests.ops.cases import CHANNELWISE, ELEMENTWISE, TENSOR_PRODUCT
+from tests.ops.layers import LAYERS, LINEARS
 from tests.ops.parity import (
-    BACKENDS,
+    TRITON,
+    WAYS,
     assert_one_rounding,
     assert_parity,
     derivatives,
@@ -27,57 +23,103 @@ from tests.ops.parity import (
     largest,
 )
 
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+
+
+def of_backends(core: str) -> dict[str, str]:
+    """Return what runs natively by default; four of it on Triton, and the first on XLA too."""
+    names = core.split()
+    return {"llvm": core, "triton": " ".join(names[:4]), "xla": names[0]}
+
+
+CORE_OF_LAYERS = "rows-linear graph-gate-skip rows-bias graph-channelwise-no-path"
 KINDS = {
     "product": (
         TENSOR_PRODUCT,
-        "mul-33 l3-both-parities one-y many-by-many regroup broadcast one-y-many-by-many no-rows "
-        "zero-blocks nothing-left",
+        of_backends(
+            "mul-33 l3-both-parities one-y many-by-many regroup broadcast one-y-many-by-many "
+            "no-rows zero-blocks nothing-left"
+        ),
     ),
     "graph": (
         cases.GRAPH,
-        "mul-33 mul-600 one-w many-by-many l3 not-regrouped unweighted one-y no-edges one-by-many "
-        "zero-blocks",
+        of_backends(
+            "mul-33 mul-600 one-w many-by-many l3 not-regrouped unweighted one-y no-edges "
+            "one-by-many zero-blocks"
+        ),
     ),
-    "elementwise": (ELEMENTWISE, "mul-33 cut-blocks one-y no-rows"),
-    "channelwise": (CHANNELWISE, "graph l3-both-parities graph-no-edges"),
-    "weights": (cases.WEIGHTED_CHANNELWISE, "two-paths no-edges"),
-    "interpolate": (cases.INTERPOLATE, "two-tables"),
+    "elementwise": (ELEMENTWISE, of_backends("mul-33 cut-blocks one-y no-rows")),
+    "channelwise": (CHANNELWISE, of_backends("graph l3-both-parities graph-no-edges")),
+    "weights": (cases.WEIGHTED_CHANNELWISE, of_backends("two-paths no-edges")),
+    "interpolate": (cases.INTERPOLATE, of_backends("two-tables")),
     "contraction": (
         cases.CONTRACTION,
-        "two-factors-both-parities three-factors channels-33 own-weights one-index no-rows",
+        of_backends(
+            "two-factors-both-parities three-factors channels-33 own-weights one-index no-rows"
+        ),
+    ),
+    "linear": (
+        LINEARS,
+        {
+            "llvm": "forced indexed initializer weights instructions",
+            "triton": "forced indexed",
+            "xla": "indexed",
+        },
+    ),
+    "layer": (
+        LAYERS,
+        {
+            "xla": "rows-linear",
+            "llvm": f"{CORE_OF_LAYERS} rows-channelwise rows-fully-connected",
+            "llvm always": "rows-gate-skip",
+            "triton": f"{CORE_OF_LAYERS} rows-many-columns",
+            "triton always": "graph-small",  # whose kernel "auto" takes, too
+        },
     ),
 }
-FLOAT32 = ("product", "graph", "contraction", "interpolate")
-"""Kinds that run in float32 by default; bfloat16, which is computed in it, is tested of others."""
+"""Cases of each kind of op, and what is compared in float64 by default: names, by way.
+
+A case that asks something new of an op or of a kernel belongs to these.
+"""
+ROUNDED = {
+    "product: mul-33",
+    "graph: mul-33",
+    "contraction: two-factors-both-parities",
+    "interpolate: two-tables",
+    "layer: graph-gate-skip",
+}
+"""Those in float32 by default, and bfloat16; which is computed in it, and tested of others."""
 # coefficients of all normalisations: ir/test_form.py
 CASES = {f"{kind}: {name}": c for kind, (of, _) in KINDS.items() for name, c in of.items()}
-CORE = {f"{kind}: {name}" for kind, (_, core) in KINDS.items() for name in core.split()}
-MIXED = {f"{kind}: {core.split()[0]}" for kind, (_, core) in KINDS.items()}
+OF_PRODUCTS = [kind for kind in KINDS if kind not in ("linear", "layer")]
+CORE = {f"{kind}: {name}" for kind in OF_PRODUCTS for name in KINDS[kind][1]["llvm"].split()}
+MIXED = {f"{kind}: {KINDS[kind][1]['xla']}" for kind in OF_PRODUCTS}
 kernels = pytest.mark.parametrize("backend", tiers.KERNELS)
 natively = pytest.mark.parametrize("backend", tiers.NATIVELY)
 
 
-def of_all_kinds():
-    """Yield a case, a dtype and a backend of each comparison, slow where it is not by default."""
-    for kind, (of, names) in KINDS.items():
-        core = names.split()
-        for name, dtype, given in itertools.product(of, ("float64", "float32"), BACKENDS):
-            backend, marks = (given, []) if isinstance(given, str) else (*given.values, given.marks)
-            if "many-by-many" in name and backend != "llvm":  # e3nn-jax computes it
+def comparisons():
+    """Yield a case, a dtype and a way of each, slow where it is not by default."""
+    for kind, (of, core) in KINDS.items():
+        for key, dtype, way in itertools.product(of, DTYPES, WAYS):
+            by_e3nn = "many-by-many" in key and way != "llvm"
+            if by_e3nn or not of[key].has(way, dtype):
                 continue
-            by_default = name in core[: 4 if backend == "triton" else None]
-            if backend == "xla" or dtype == "float32":
-                by_default = name == core[0] and (backend != "xla" or dtype == "float64")
-                by_default &= dtype == "float64" or kind in FLOAT32
-            marks = [*marks] if by_default else [*marks, pytest.mark.slow]
-            label = f"{kind}: {name}-{dtype}-{backend}"
-            yield pytest.param(f"{kind}: {name}", dtype, backend, marks=marks, id=label)
+            name, by_default = f"{kind}: {key}", key in core.get(way, "").split()
+            if dtype != "float64":
+                by_default = name in ROUNDED and way in ("llvm", "triton") and dtype != "float16"
+            marks = [] if by_default else [pytest.mark.slow]
+            marks += TRITON.marks if "triton" in way else []
+            yield pytest.param(name, dtype, way, marks=marks, id=f"{name}-{dtype}-{way}")
 
 
-@pytest.mark.parametrize(("name", "dtype", "backend"), list(of_all_kinds()))
-def test_value_and_derivatives(name, dtype, backend):
+@pytest.mark.parametrize(("name", "dtype", "way"), list(comparisons()))
+def test_value_and_derivatives(name, dtype, way, request):
     """The first of the core is derived in both orders of forward and reverse mode."""
-    assert_parity(CASES[name], np.dtype(dtype), backend, mixed=name in MIXED)
+    if "blocks" in way:
+        request.getfixturevalue("any_product_is_large")
+    orders = 3 if name in MIXED else 2 if name[:5] != "layer" or dtype == "float64" else 1
+    assert_parity(CASES[name], jnp.dtype(dtype), way, orders)
 
 
 @pytest.mark.parametrize("name", ["graph: one-w", "weights: zero"])
@@ -103,7 +145,7 @@ def test_half_precision_is_rounded_once(name, dtype, backend):
     assert_one_rounding(CASES[name], dtype, backend)
 
 
-OWN = [n for n in CASES if n.split(":")[0] not in ("product", "elementwise", "contraction")]
+OWN = [n for n in CASES if n.split(":")[0] in ("graph", "channelwise", "weights", "interpolate")]
 
 
 @pytest.mark.parametrize("name", tiers.slow_unless(CORE, *OWN))

@@ -1,5 +1,6 @@
-"""TensorProductLinear and TensorProductLinearGate as modules. Results: test_fused.py."""
+"""TensorProductLinear and TensorProductLinearGate as modules. Results: test_products.py."""
 
+import dataclasses
 import pathlib
 import re
 import runpy
@@ -10,10 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqfuse import ops
 from eqfuse.ops import TensorProductLinear
 from tests.ops import tiers
-from tests.ops.fused_cases import CASES, NODES, Problem
+from tests.ops.layers import LAYERS
 
 
 def test_no_rows_and_no_channels_in_common():
@@ -57,11 +57,10 @@ def test_gradients_of_an_empty_output_are_zero():
 
 @pytest.mark.parametrize("backend", tiers.NATIVELY)
 def test_without_edges_only_the_skip_is_left(backend):
-    problem = Problem(CASES["graph-gate-skip"], np.float32)
-    problem.edges = ops.Edges.from_arrays([], [], NODES)
-    problem.arrays |= {n: problem.arrays[n][:0] for n in ("y", "weights")}
-    skip = e3nn.IrrepsArray(problem.case.out, problem.arrays["skip"])
-    got = problem.apply(backend, problem.params, problem.arrays).array
+    case = dataclasses.replace(LAYERS["graph-gate-skip"], num_edges=0)
+    *operands, skip = (a.astype("float32") for a in case.operands())
+    got = case.function(backend)(*operands, skip)
+    skip = e3nn.IrrepsArray(case.out, skip)
     np.testing.assert_allclose(got, e3nn.gate(skip).array, rtol=1e-5, atol=1e-6)
 
 

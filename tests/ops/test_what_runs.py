@@ -3,18 +3,18 @@
 The table is what_runs.md, beside this file.
 """
 
+import dataclasses
 import functools
 import pathlib
 
 import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from eqfuse import ops
 from eqfuse.ops.primitives import choice
-from tests.ops import fused_cases
+from tests.ops import layers
 from tests.ops.cases import Case, Graph, Interpolation
 
 PAGE = pathlib.Path(__file__).with_name("what_runs.md")
@@ -49,16 +49,15 @@ def problem(op: str, over: str, fused: str, backend: str):
         x, module = e3nn.normal(X, jax.random.key(0), (ROWS,)), ops.Linear(OUT, backend=backend)
         params = module.init(jax.random.key(1), x)
         return (lambda p, a: module.apply(p, e3nn.IrrepsArray(X, a)).array), params, x.array
-    case = functools.partial(fused_cases.rows, X, Y, graph=on_graph, weighted=False)
+    case = functools.partial(layers.rows, X, Y, graph=on_graph, weighted=False)
     if op == "TensorProductLinear":
         case = case(OUT)
     else:
         case = case(GATED, gate=True, skip=True, force_irreps_out=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused_cases, "EDGES", ROWS)
-        patch.setattr(fused_cases, "NODES", NODES if on_graph else ROWS)
-        made = fused_cases.Problem(case, np.float32, fused)
-    return (lambda p, a: made.apply(backend, p, a).array), made.params, made.arrays
+    nodes = NODES if on_graph else ROWS
+    case = dataclasses.replace(case, num_edges=ROWS, num_nodes=nodes)
+    apply = case.function(backend, fused)
+    return (lambda p, a: apply(*jax.tree.leaves(p), *a)), *case.split(case.operands())
 
 
 def functions(apply):

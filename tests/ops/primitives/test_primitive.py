@@ -1,6 +1,5 @@
 """Products under the transformations of JAX: each equals e3nn-jax under the same one."""
 
-import copy
 import dataclasses
 import functools
 import types
@@ -12,8 +11,9 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from tests.ops import fused_cases, tiers
+from tests.ops import tiers
 from tests.ops.cases import SMALL, Case, Contraction, Graph, random_arrays
+from tests.ops.layers import LAYERS
 from tests.ops.parity import BACKENDS, UNOPTIMIZED, assert_close, only
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -28,30 +28,19 @@ CASES = {
 }
 
 
-@functools.cache
 def layer(name: str, fused: str | None = None):
     """Return a product and a Linear as one op, whose parameters are given, as a case."""
-    problem = fused_cases.Problem(fused_cases.CASES[name])
-    operands = tuple(map(np.asarray, problem.arrays.values()))
+    case = LAYERS[name]
+    count, operands = case.num_parameters, case.operands()
 
     def function(backend):
-        own = copy.copy(problem)
-        own.fused = None if backend in ("xla", "e3nn") else fused
-
-        def apply(*arrays):
-            arrays = dict(zip(problem.arrays, arrays, strict=True))
-            return own.apply(backend, problem.params, arrays).array
-
-        return apply
-
-    def shapes():
-        out = jax.eval_shape(function("e3nn"), *operands)
-        return *(a.shape for a in operands), out.shape
+        own = None if backend in ("xla", "e3nn") else fused
+        return functools.partial(case.function(backend, own), *operands[:count])
 
     return types.SimpleNamespace(
-        names=tuple(problem.arrays),
-        operands=lambda: operands,
-        shapes=shapes,
+        names=case.names[count:],
+        operands=lambda: operands[count:],
+        shapes=lambda: case.shapes()[count:],
         function=function,
         reference=function("e3nn"),
     )

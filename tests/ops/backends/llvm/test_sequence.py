@@ -14,8 +14,7 @@ from eqfuse.ops.ir.program import Program
 from eqfuse.ops.primitives import choice
 from tests.ops import tiers
 from tests.ops.backends.llvm.test_llvm import REFUSED, assert_same_for_any_threads
-from tests.ops.fused_cases import worst
-from tests.ops.parity import kind_of, only
+from tests.ops.parity import assert_close, kind_of, only
 
 jit = jax.jit
 
@@ -102,7 +101,7 @@ def test_graphs_of_all_kinds(name, kernels, x64):
     expected = GRAPHS[name].result("e3nn", np.float64)
     with only("llvm"):
         found = GRAPHS[name].result("llvm", np.float64)
-    assert worst(found, expected) < 1e-12
+    assert_close(found, expected, 1e-12)
     kinds = [tuple(kind_of(step.form) for step in sequence.steps) for sequence in chains(kernels)]
     forward, backward, double = (
         ("product", "matrices"),

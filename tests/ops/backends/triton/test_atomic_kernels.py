@@ -1,4 +1,7 @@
-"""Plans of kernels: receivers add to rows of senders atomically, if allowed; programs are warps."""
+"""Plans of kernels: receivers add to rows of senders atomically, if allowed; programs are warps.
+
+Results of each form: test_interpreted_kernels.py.
+"""
 
 import e3nn_jax as e3nn
 import jax
@@ -10,7 +13,7 @@ from benchmarks.gpu.cases import CASES
 from eqfuse import ops
 from eqfuse.ops.backends.triton import primitive
 from eqfuse.ops.ir import products
-from eqfuse.ops.ir.form import INDEX_ARRAYS, Index, derivatives
+from eqfuse.ops.ir.form import Index, derivatives
 from eqfuse.ops.primitives import forms, lowering, measured, measuring
 from tests.ops import tiers
 from tests.ops.cases import SMALL
@@ -21,81 +24,13 @@ from eqfuse.ops.backends.triton import form as plan
 from eqfuse.ops.backends.triton.compile import compile_kernel
 
 VARIABLE = "EQFUSE_DETERMINISTIC"
-FORMS = {
-    "odd": products.tensor_product(
-        e3nn.Irreps("5x0e+3x1o"),
-        e3nn.Irreps("0e+1o"),
-        None,
-        "component",
-        weighted=True,
-        on_graph=True,
-    ).form,
-    "blocks of channels": products.tensor_product(
-        e3nn.Irreps("300x0e"), e3nn.Irreps("0e"), None, "component", weighted=False, on_graph=True
-    ).form,
-}
-
-
-def edges(dropped: bool) -> ops.Edges:
-    """Return edges of a graph with an isolated node; two have an end that is out of range."""
-    senders, receivers = (jnp.asarray(ends) for ends in zip(*SMALL.pairs, strict=True))
-    if not dropped:
-        return ops.Edges.from_arrays(senders, receivers, SMALL.num_nodes)
-    senders, receivers = senders.at[1].set(SMALL.num_nodes), receivers.at[4].set(-1)
-    return jax.jit(ops.Edges.from_arrays, static_argnums=2)(senders, receivers, SMALL.num_nodes)
-
-
-def check(form, graph: ops.Edges, *chosen: int):
-    """Compare a plan with XLA; edges that are dropped have rows of zeros."""
-    sizes = len(SMALL.pairs), SMALL.num_nodes
-    is_dropped = (graph.senders >= SMALL.num_nodes) | (graph.receivers < 0)
-    rng = np.random.default_rng(0)
-    shapes = [form.shape(o, *sizes) for o in form.inputs]
-    inputs = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
-    indices = {name: getattr(graph, name) for name in INDEX_ARRAYS}
-    found = jax.jit(lambda *a: primitive.run_form(form, a, indices, *sizes, chosen))(*inputs)
-    expected = forms.evaluate(form, inputs, graph, backend="xla")
-    for operand, a, b in zip(form.outputs, found, expected, strict=True):
-        assert jnp.any(b), operand
-        scale = float(jnp.abs(b).max())
-        np.testing.assert_allclose(a, b, rtol=0, atol=2e-6 * scale, err_msg=str(operand))
-        if operand.index is Index.ROW:
-            assert not a[is_dropped].any()
-
-
-@pytest.mark.parametrize("lanes", [1, 4])
-@pytest.mark.parametrize("dropped", [False, True])
-@pytest.mark.parametrize("order", ["backward", "double"])
-@pytest.mark.parametrize("name", FORMS)
-def test_outputs_are_those_of_xla(name, order, dropped, lanes):
-    check(derivatives(FORMS[name])[order], edges(dropped), -lanes)
-
-
-@pytest.mark.parametrize("dropped", [False, True])
-@pytest.mark.parametrize("order", ["backward", "double"])
-def test_programs_of_a_warp_sum_their_channels(order, dropped):
-    """300 channels have ten programs, whose sums are added; two edges at a time, in one."""
-    form = derivatives(FORMS["blocks of channels"])[order]
-    problem = measured.Problem.of(form, 6, 5, "triton", jnp.dtype("float32"))
-    assert (1, 32) in forms.plans(problem)
-    check(form, edges(dropped), 1, 32)
-    check(form, edges(dropped), 2, 32)
-    check(form, edges(dropped), -1, 32)
-    check(form, edges(dropped), -1, 32, 1)
-    assert {k.spec.num_warps for k in plan.kernels(form, "float32", 1, False, 32)} == {1}
-
-
-def test_later_kernels_add_to_the_sums_of_earlier_ones(monkeypatch):
-    form = derivatives(FORMS["odd"])["backward"]
-    monkeypatch.setitem(plan.TERMS, "float32", 12)
-    monkeypatch.setattr(plan, "tasks", plan.tasks.__wrapped__)
-    monkeypatch.setattr(plan, "kernels", plan.kernels.__wrapped__)
-    assert len(plan.kernels(form, "float32", 1, True)) > 1
-    check(form, edges(dropped=True), -1)
+ODD = products.tensor_product(
+    *map(e3nn.Irreps, ("5x0e+3x1o", "0e+1o")), None, "component", weighted=True, on_graph=True
+).form
 
 
 def test_sums_of_bfloat16_are_in_float32():
-    form = derivatives(FORMS["odd"])["backward"]
+    form = derivatives(ODD)["backward"]
     [kernel] = plan.kernels(form, "bfloat16", 1, True)
     assert dict(zip(kernel.outputs, kernel.spec.output_types, strict=True)) == {
         o: "*fp32" if operand.index is Index.SENDER else "*bf16"
@@ -104,7 +39,7 @@ def test_sums_of_bfloat16_are_in_float32():
 
 
 def test_they_are_plans_only_where_the_user_allows_it(monkeypatch):
-    form = derivatives(FORMS["odd"])["backward"]
+    form = derivatives(ODD)["backward"]
     problems = []
     for value in ("1", "0", ""):
         monkeypatch.setenv(VARIABLE, value)
@@ -118,7 +53,7 @@ def test_they_are_plans_only_where_the_user_allows_it(monkeypatch):
     names = [problem.name for problem in problems]  # under which results are kept
     assert names[0] == names[2] != names[1]
     assert "sums in any order" in names[1]
-    of_sums = measured.Problem.of(FORMS["odd"], 6, 5, "triton", jnp.dtype("float32"))
+    of_sums = measured.Problem.of(ODD, 6, 5, "triton", jnp.dtype("float32"))
     assert min(forms.plans(of_sums)) > (0,)  # of receivers alone
     monkeypatch.setenv(VARIABLE, "no")
     with pytest.raises(ValueError, match=f"{VARIABLE} must be 0 or 1, got 'no'"):
@@ -132,7 +67,7 @@ def operands(irreps: str):
 
 def gradients(backend: str):
     """Return a function of gradients, and those of a function of them, as forces need them."""
-    graph = edges(dropped=False)
+    graph = SMALL.edges()
 
     def loss(x, y):
         out = ops.graph_tensor_product(x, y, edges=graph, backend=backend).array

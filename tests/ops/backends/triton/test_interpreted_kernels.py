@@ -1,18 +1,36 @@
-"""Generated kernels called directly in the interpreter: they write all of their outputs."""
+"""Generated kernels of every plan, interpreted: they write all of their outputs, which are XLA's.
 
-import e3nn_jax as e3nn
+A plan is how many edges of its node a program has at a time; below zero, receivers add to the rows
+of senders atomically, or with a third number write a row for each edge, which are then summed
+(test_atomic_kernels.py). The second number are the channels of programs that are one warp: of 300,
+ten programs, whose sums are added.
+"""
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from benchmarks.gpu.cases import CASES as BENCHMARKS
-from eqfuse.ops.backends.triton import form as plan
-from eqfuse.ops.ir import products
-from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef, derivatives
-from tests.interpreter import interpret
-from tests.ops import tiers
+from eqfuse import ops
+from eqfuse.ops.backends.triton import primitive
+from eqfuse.ops.ir.form import (
+    INDEX_ARRAYS,
+    Form,
+    Index,
+    Operand,
+    Path,
+    Segment,
+    SegmentRef,
+    derivatives,
+)
+from eqfuse.ops.primitives import forms, measured
+from tests.ops.backends.test_work import forms as forms_in
 from tests.ops.cases import ELEMENTWISE, GRAPH, SMALL, TENSOR_PRODUCT, Case
 
 pytest.importorskip("triton", reason="the interpreter is part of triton")
+import tests.interpreter  # noqa: F401  (runs backend "triton" on this CPU)
+from eqfuse.ops.backends.triton import form as plan
 
 CASES = {
     "graph": GRAPH["mul-33"],
@@ -20,81 +38,86 @@ CASES = {
     "graph, channels in blocks": Case("graph_tensor_product", "600x0e+130x1o", "0e+1o", keep="0e"),
     "graph, zero blocks": GRAPH["zero-blocks"],
     "graph, unweighted": GRAPH["unweighted"],
+    "graph, odd": Case("graph_tensor_product", "5x0e+3x1o", "0e+1o"),
+    "graph, one sum in blocks": Case("graph_tensor_product", "300x0e", "0e", weighted=False),
     "rows": TENSOR_PRODUCT["uvuv-unrolled"],
     "rows, zero blocks": TENSOR_PRODUCT["zero-blocks"],
     "rows, channels of y": TENSOR_PRODUCT["one-by-many"],
     "elementwise": ELEMENTWISE["cut-blocks"],
 }
+WARPS = ((1, 32), (2, 32), (-1, 32), (-1, 32, 1))
+PLANS = {"graph, odd": ((-1,), (-4,)), "graph, one sum in blocks": ((-1,), (-4,), *WARPS)}
+PLANS = {
+    name: PLANS.get(name, ((1,), (4,)) if case.on_graph else ((1,),))
+    for name, case in CASES.items()
+}
+BY_DEFAULT = {
+    *("graph", "graph, channels in blocks", "graph, odd", "graph, one sum in blocks"),
+    *("rows, channels of y", "elementwise"),
+}
+ROWS, SLOW = len(SMALL.pairs), pytest.mark.slow
 
 
-def product(case: Case) -> Form:
-    irreps = e3nn.Irreps(case.irreps_x), e3nn.Irreps(case.irreps_y)
-    keep = None if case.keep is None else tuple(ir for _, ir in e3nn.Irreps(case.keep))
-    zeros = {"zero_x": case.zero_x, "zero_y": case.zero_y}
-    if case.op == "elementwise_tensor_product":
-        return products.elementwise_tensor_product(*irreps, keep, "component", **zeros).form
-    return products.tensor_product(
-        *irreps,
-        keep,
-        "component",
-        weighted=case.weighted and case.on_graph,
-        on_graph=case.on_graph,
-        **zeros,
-    ).form
+def form_of(case: Case) -> Form:
+    [form] = forms_in(case.function("xla"), *case.operands())
+    return form
 
 
-NUM_ROWS = len(SMALL.pairs)
+def edges(dropped: bool = False) -> ops.Edges:
+    """Return edges of a graph with an isolated node; two may have an end that is out of range."""
+    senders, receivers = (jnp.asarray(ends) for ends in zip(*SMALL.pairs, strict=True))
+    if not dropped:
+        return ops.Edges.from_arrays(senders, receivers, SMALL.num_nodes)
+    senders, receivers = senders.at[1].set(SMALL.num_nodes), receivers.at[4].set(-1)
+    return jax.jit(ops.Edges.from_arrays, static_argnums=2)(senders, receivers, SMALL.num_nodes)
 
 
-def run(form: Form, inputs, edge_lanes: int = 1) -> list[np.ndarray]:
-    """Return the outputs of the form's kernels, each of which finds NaN where it is to write."""
-    edges = SMALL.edges()
-    scalars = {"num_rows": NUM_ROWS, "num_nodes": SMALL.num_nodes}
-    results = {}
-    for kernel in plan.kernels(form, "float32", edge_lanes):
-        outputs = []
-        for o in kernel.outputs:
-            operand = form.outputs[o]
-            rows = NUM_ROWS if operand.index is Index.ROW else SMALL.num_nodes
-            blocks = (kernel.channel_blocks,) if o in kernel.partial else ()
-            output = np.full((*blocks, rows, operand.size), np.nan, np.float32)
-            # on a GPU, what a later kernel adds to is its own output already
-            outputs.append(results[o].copy() if o in kernel.continued else output)
-        arrays = [inputs[i] for i in kernel.inputs]
-        arrays += [getattr(edges, name) for name in kernel.index_arrays]
-        arrays += [results[o] for o in kernel.continued]
-        interpret(
-            kernel.spec,
-            arrays,
-            outputs,
-            [scalars[name] for name in kernel.spec.scalars],
-            kernel.grid(NUM_ROWS, SMALL.num_nodes),
-        )
-        results.update(zip(kernel.outputs, outputs, strict=True))
-    return [results[o] for o in range(len(form.outputs))]
+def run(form: Form, inputs, graph: ops.Edges, chosen: tuple[int, ...]):
+    indices = {name: getattr(graph, name) for name in INDEX_ARRAYS} if form.on_graph else {}
+    sizes = (ROWS, SMALL.num_nodes) if form.on_graph else (ROWS, None)
+    return jax.jit(lambda *a: primitive.run_form(form, a, indices, *sizes, chosen))(*inputs)
 
 
-@pytest.mark.parametrize("order", ["forward", "backward", "double"])
-@pytest.mark.parametrize(
-    "name",
-    tiers.slow_unless(
-        ["graph", "graph, channels in blocks", "rows, channels of y", "elementwise"], *CASES
-    ),
-)
-def test_every_element_is_written(name, order):
-    """A program that has 4 edges of its node at a time differs from one that has 1 by rounding."""
-    form = derivatives(product(CASES[name]))[order]
+def check(form: Form, graph: ops.Edges, chosen: tuple[int, ...]):
+    """Compare with XLA; edges that are dropped have rows of zeros.
+
+    Sums of at most 33 terms; what is not written is NaN.
+    """
+    is_dropped = (graph.senders >= SMALL.num_nodes) | (graph.receivers < 0)
     rng = np.random.default_rng(0)
-    sizes = [(NUM_ROWS if o.index is Index.ROW else SMALL.num_nodes, o.size) for o in form.inputs]
-    inputs = [rng.normal(size=size).astype(np.float32) for size in sizes]
-    results = {}
-    for lanes in (1, 4) if CASES[name].on_graph else (1,):
-        results[lanes] = run(form, inputs, lanes)
-        for operand, a in zip(form.outputs, results[lanes], strict=True):
-            assert np.isfinite(a).all(), operand
-            assert a.any(), operand
-    for a, b in zip(results[1], results.get(4, results[1]), strict=True):
-        np.testing.assert_allclose(b, a, rtol=0, atol=33 * np.finfo(np.float32).eps * abs(a).max())
+    shapes = [form.shape(o, ROWS, SMALL.num_nodes) for o in form.inputs]
+    inputs = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+    expected = forms.evaluate(form, inputs, graph if form.on_graph else None, backend="xla")
+    found = run(form, inputs, graph, chosen)
+    for operand, a, b in zip(form.outputs, found, expected, strict=True):
+        assert jnp.any(b), operand
+        scale = float(jnp.abs(b).max())
+        np.testing.assert_allclose(a, b, rtol=0, atol=2e-6 * scale, err_msg=str(operand))
+        if form.on_graph and operand.index is Index.ROW:
+            assert not a[is_dropped].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "order", "chosen"),
+    [
+        pytest.param(*(name, order, chosen), marks=[] if name in BY_DEFAULT else SLOW)
+        for name, plans in PLANS.items()
+        for order in ("forward", "backward", "double")
+        for chosen in plans
+        if order != "forward" or name not in ("graph, odd", "graph, one sum in blocks")
+    ],
+)
+def test_every_element_is_written(name, order, chosen):
+    form = derivatives(form_of(CASES[name]))[order]
+    for dropped in (False, True) if chosen in WARPS or chosen[0] < 0 else (False,):
+        check(form, edges(dropped), chosen)
+
+
+def test_programs_of_a_warp_are_a_plan():
+    form = derivatives(form_of(CASES["graph, one sum in blocks"]))["backward"]
+    problem = measured.Problem.of(form, 6, 5, "triton", jnp.dtype("float32"))
+    assert (1, 32) in forms.plans(problem)
+    assert {k.spec.num_warps for k in plan.kernels(form, "float32", 1, False, 32)} == {1}
 
 
 def test_a_node_that_is_not_finite_is_so_with_edges_side_by_side():
@@ -104,15 +127,15 @@ def test_a_node_that_is_not_finite_is_so_with_edges_side_by_side():
     out = Operand("out", 4, (Segment(0, 4, 1, 1),), True, Index.RECEIVER)
     path = Path((SegmentRef(0, 0), SegmentRef(1, 0)), SegmentRef(0, 0), (((0, 0, 0), 1.0),))
     form = Form((x, w), (out,), (path,))
-    inputs = [np.full((SMALL.num_nodes, 4), np.inf, np.float32), np.ones((NUM_ROWS, 4), np.float32)]
+    inputs = [np.full((SMALL.num_nodes, 4), np.inf, np.float32), np.ones((ROWS, 4), np.float32)]
     with np.errstate(invalid="ignore"):  # inf * 0 in lanes without an edge
-        [one], [four] = run(form, inputs), run(form, inputs, 4)
+        [one], [four] = (jax.device_get(run(form, inputs, edges(), (lanes,))) for lanes in (1, 4))
     assert np.isinf(one).any()
     assert one.tobytes() == four.tobytes()
 
 
 def test_edges_are_side_by_side_on_small_graphs():
-    form = product(Case("graph_tensor_product", "64x0e+64x1o", "0e+1o", keep="0e"))
+    form = form_of(Case("graph_tensor_product", "64x0e+64x1o", "0e+1o", keep="0e"))
     for nodes, edges, lanes in (
         (135, 2700, 2),
         (60, 1200, 8),
@@ -132,26 +155,20 @@ def test_large_kernels_have_one_edge_at_a_time():
     assert [k.spec.num_warps for k in plan.kernels(form, "float32", 8)] == [2, 8]
 
 
-def test_a_form_in_several_kernels_is_written_too(monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "terms", "number", "fewest"),
+    [("graph, filtered", 1, 1, 3), ("graph, odd", 12, -1, 2)],
+)
+def test_a_form_in_several_kernels_is_written_too(name, terms, number, fewest, monkeypatch):
     """Cut finely: later kernels add to the outputs of earlier ones, and fill what has no path."""
-    whole = derivatives(product(CASES["graph, filtered"]))["backward"]
-    rng = np.random.default_rng(0)
-    sizes = [(NUM_ROWS if o.index is Index.ROW else SMALL.num_nodes, o.size) for o in whole.inputs]
-    inputs = [rng.normal(size=size).astype(np.float32) for size in sizes]
-    expected = run(whole, inputs)
-    monkeypatch.setitem(plan.TERMS, "float32", 1)
+    form = derivatives(form_of(CASES[name]))["backward"]
+    monkeypatch.setitem(plan.TERMS, "float32", terms)
     monkeypatch.setattr(plan, "tasks", plan.tasks.__wrapped__)  # of other limits, if kept
-    plan.kernels.cache_clear()
-    try:
-        kernels = plan.kernels(whole, "float32")
-        found = run(whole, inputs)
-    finally:
-        plan.kernels.cache_clear()
-    assert len(kernels) > 2
+    monkeypatch.setattr(plan, "kernels", plan.kernels.__wrapped__)
+    kernels = plan.kernels(form, "float32", abs(number), number < 0)
+    assert len(kernels) >= fewest
     assert any(kernel.continued for kernel in kernels)
-    for a, b in zip(found, expected, strict=True):
-        # the same sums of at most 33 terms, begun elsewhere
-        np.testing.assert_allclose(a, b, rtol=0, atol=33 * np.finfo(np.float32).eps * abs(b).max())
+    check(form, edges(dropped=number < 0), (number,))
 
 
 def test_warps_have_read_in_place_before_one_of_them_writes():

@@ -30,7 +30,6 @@ from eqfuse.runs.errors import ConfigError
 from eqfuse.runs.files import whole
 from eqfuse.runs.log import warn, warnings_printed
 from eqfuse.runs.schema import BACKEND, DISPERSION, POSITIVE, TYPES, setting, word
-from eqfuse.train import load_run
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -161,8 +160,7 @@ def run_info(options: Info):
         network = Network(options.run)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    module, variables, _ = load_run(network.path)
-    print(models.summary(module, variables))
+    print(models.summary(network.module.potential, network.params["params"]))
     print(f"  radial   {network.radial}")
     if network.dispersion is not None:
         print(f"  labels were less {network.dispersion}, which predictions add")

@@ -29,7 +29,6 @@ from eqfuse.inference.programs import Kept
 from eqfuse.inference.spread import spread_of_atoms
 from eqfuse.md.integrators import CHAIN, Integrator, State, volume
 from eqfuse.md.settings import Settings
-from eqfuse.models import Reach
 from eqfuse.runs import give_back
 from eqfuse.train import Dispersion
 
@@ -302,11 +301,13 @@ class Stepper:
     def begin(self, positions, cells):
         """Choose the sizes for structures, of lists with an array for each."""
         structures = list(zip(positions, cells, strict=True))
-        reach, most, total = (self._network.cutoff, self._settings.skin), 0, 0
+        within, most, total = (self._network.cutoff, self._settings.skin), 0, 0
         for structure in structures:
-            senders, _, _, near = list_structures([structure], [self._pbc], *reach)
+            senders, _, _, near = list_structures([structure], [self._pbc], *within)
             most, total = max(most, len(senders)), total + near
-        needed = Sizes(pairs=most, edges=total, reach=self._reach_of(cells))
+        pbc, atoms = np.tile(self._pbc, (len(cells), 1)), self._structures.masses.shape[1]
+        reach = self._network.reach(cells, pbc, [atoms])
+        needed = Sizes(pairs=most, edges=total, reach=reach)
         self._use(Room(self._grid(structures), Sizes().grown(needed)))
 
     def go_on(self, room: Room, listed):
@@ -370,10 +371,6 @@ class Stepper:
             waves = tuple(math.ceil(_GROWING * n) + 1 for n in sizes.reach.waves)
             more = more._replace(reach=dataclasses.replace(sizes.reach, waves=waves))
         self._use(Room(grid, room.sizes.grown(more)))
-
-    def _reach_of(self, cells) -> Reach:
-        pbc = np.tile(self._pbc, (len(cells), 1))
-        return self._network.reach(cells, pbc, [self._structures.masses.shape[1]])
 
     def _grid(self, structures):
         shrinking = _SHRINKING if self._settings.ensemble == "npt" else 1.0

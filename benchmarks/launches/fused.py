@@ -47,11 +47,11 @@ def on_graph(backend: str, num_nodes: int, num_edges: int):
 
     def apply(params, x, y, w, skip, edges):
         x, y, w, skip = arguments(x, y, w, skip)
-        return module.apply(params, x, y, w, edges, None, skip).array
+        return module.apply(params, x, y, w, edges, skip).array
 
     def init(x, y, w, skip, edges):
         x, y, w, skip = arguments(x, y, w, skip)
-        return module.init(jax.random.key(0), x, y, w, edges, None, skip)
+        return module.init(jax.random.key(0), x, y, w, edges, skip)
 
     arrays = [shape(FEATURES, num_nodes), shape(HARMONICS, num_edges)]
     arrays += [jax.ShapeDtypeStruct((num_edges, width), jnp.float32), shape(GATED, num_nodes)]

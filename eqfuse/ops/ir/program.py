@@ -224,7 +224,8 @@ class Program:
     """Steps from the arrays `inputs` to the arrays `outputs`, in an order in which they can run.
 
     `indices` are number, name and limit of inputs that are index arrays. An index is less than the
-    limit; offsets end with it.
+    limit; offsets end with it. `views` are arrays that are a part of an input: number, that of the
+    input, and its first element there.
     """
 
     arrays: tuple[Array, ...]
@@ -232,10 +233,12 @@ class Program:
     outputs: tuple[int, ...]
     steps: tuple[Step, ...]
     indices: tuple[tuple[int, str, int], ...] = ()
+    views: tuple[tuple[int, int, int], ...] = ()
 
     @functools.cached_property
     def _hash(self):
-        return hash((self.arrays, self.inputs, self.outputs, self.steps, self.indices))
+        fields = self.arrays, self.inputs, self.outputs, self.steps, self.indices, self.views
+        return hash(fields)
 
     def __hash__(self):
         return self._hash
@@ -348,12 +351,12 @@ class Program:
         return result, total
 
     def in_memory(self, step: Step) -> list[int]:
-        """Return the arrays of a step that are inputs, outputs or stored, in its order."""
+        """Return the arrays of a step that are inputs, views, outputs or stored, in its order."""
         return [n for n in _touched(step) if n in self._kept]
 
     @functools.cached_property
     def _kept(self) -> set[int]:
-        return self.stored().union(self.inputs, self.outputs)
+        return self.stored().union(self.inputs, self.outputs, (n for n, *_ in self.views))
 
 
 def _touched(step: Step) -> list[int]:

@@ -21,6 +21,7 @@ from eqfuse.ops.ir.program import (
     Number,
     Program,
     Reduce,
+    merged_axes,
     strides_of,
 )
 from eqfuse.ops.transforms.trace import LARGEST_CONSTANT, Node, Trace, free_axes, moves_rows
@@ -120,6 +121,7 @@ class Converter:
         self.steps: list = []
         self.indices: list[tuple[int, str, int]] = []
         self.inputs: dict[object, int] = {}
+        self.views: dict[int, tuple[int, int]] = {}  # see `Program`
         self.numbers: dict[int, int | Number | None] = {}  # of values; None: it has no elements
 
     def convert(self, node: Node):
@@ -152,7 +154,7 @@ class Converter:
     def program(self, outputs) -> Program:
         """Return the program that writes some arrays."""
         parts = self.arrays, self.inputs.values(), outputs, self.steps, self.indices
-        return Program(*map(tuple, parts))
+        return Program(*map(tuple, parts), tuple((n, *part) for n, part in self.views.items()))
 
     @property
     def index_arrays(self) -> list[tuple]:
@@ -229,8 +231,16 @@ class Converter:
         for out, view in zip(node.outputs, views, strict=True):
             if isinstance(read, Number) or not view.size:
                 self.numbers[out] = read if view.size else None
+            elif (part := self._part(read, view)) is not None:
+                self.views[self.result(out)] = part
             else:
                 self.copy(read, self.result(out), view)
+
+    def _part(self, read: int, view: np.ndarray) -> tuple[int, int] | None:
+        """Return an input, and where a view of an array begins in it, if it is a part of it."""
+        base, start = self.views.get(read, (read, 0))
+        in_order = merged_axes(view.shape, view.strides) in ([], [(view.size, 1)])
+        return (base, start + first(view)) if in_order and base in self.inputs.values() else None
 
     def _whole(self, value: int) -> np.ndarray:
         return whole(self.aval(value).shape)

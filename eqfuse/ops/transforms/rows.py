@@ -32,6 +32,8 @@ def _over_rows(converter: Converter, inputs, outputs, num_rows: int) -> Program:
     numbers = {
         n: k for k, n in enumerate((*inputs, *(n for s in converter.steps for n in s.writes)))
     }
+    if converter.views:
+        raise NoStepError("parts of rows")
     for step in converter.steps:
         if isinstance(step, FormStep):
             form, operands = step.form, (*step.operands, *step.writes)

@@ -190,7 +190,8 @@ class Sequence:
         results: list[int] = []
         for value in outputs:
             read = converter.numbers[value]
-            if isinstance(read, Number) or read in converter.inputs.values() or read in results:
+            given = isinstance(read, Number) or read in converter.views
+            if given or read in converter.inputs.values() or read in results:
                 array = converter.new(avals[value].size, str(avals[value].dtype))
                 read = converter.copy(read, array, whole((avals[value].size,)))
             results.append(read)

@@ -253,6 +253,22 @@ def test_numbers_that_are_not_in_memory(dtype):
         check(lambda x: [x * v for v in values], -np.zeros((2, 3), dtype))
 
 
+def test_parts_of_an_input_are_read_where_they_are():
+    """Also parts of parts, and matrices; what is returned, or is not in order, is copied."""
+
+    def function(x):
+        rest = x[2:]
+        matrix = rest[2:18].reshape(4, 4)
+        rows = ops.grouped_dense(x[None, 3:7], [matrix], backend="llvm")
+        return rest[4:8] * x[5:9], matrix.T, rest, rows
+
+    x = np.random.default_rng(0).normal(size=20).astype(np.float32)
+    check(function, x)
+    [stage] = Sequence(jax.make_jaxpr(function)(x), 1e9).native
+    assert {start for _, _, start in stage.program.views} == {2, 3, 4, 5, 6}
+    assert sum(isinstance(step, Copy) for step in stage.program.steps) == 2
+
+
 def test_zeros_of_both_signs():
     zeros = jnp.asarray([0.0, -0.0, 0.0])
     for constant in (zeros, zeros[::-1]):

@@ -125,7 +125,7 @@ class _ProgramEmitter:
         self.dtype, self.machine = dtype, machine
         self.graphs = [dict(s.indices) for s in program.steps if isinstance(s, FormStep)]
         self.program = prepared(program, dtype, machine).in_loops
-        self.arrays = self.program.arrays
+        self.arrays, self.views = self.program.arrays, {n: of for n, *of in self.program.views}
         self.widest = machine.vector_bytes // BYTES[dtype]
         self.declared: set[str] = set()
         self.texts: dict[str, str] = {}  # by name
@@ -184,6 +184,9 @@ class _ProgramEmitter:
         if n not in self.pointers:
             if n in self.places:
                 result = self.main.at(self.memory, self.places[n])
+            elif n in self.views:
+                base, first = self.views[n]
+                result = self.main.at(self._pointer(base), first * BYTES[self.arrays[n].dtype])
             else:
                 side = "in" if ("in", n) in self.arguments.numbers else "out"
                 result = self.arguments.load(self.main, side, n)

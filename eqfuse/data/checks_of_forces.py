@@ -16,20 +16,21 @@ from scipy.optimize import linear_sum_assignment
 
 from eqfuse.data.lazy import chosen, selected
 from eqfuse.data.neighbors import BONDED
+from eqfuse.data.remarks import APERIODIC
 from eqfuse.data.samples import species_table
-from eqfuse.data.similar import Frames, consecutive, force_errors, limited
+from eqfuse.data.similar import COMPARED, Frames, consecutive, force_errors, limited
 from eqfuse.data.structures import DataError, Structure, counted, has_all_forces
 
 _MOST_ATOMS, _MOST_FUNCTIONS = 6000, 250
 _FIRST, _WIDTH, _CENTERS = 0.7, 0.1625, 8  # of functions of distance / sum of covalent radii
-_FEWEST, _MANY = 8, 20  # frames: for a named fault, for none
-_NUMBERS = 10  # of forces for each function; with 6 of them, 1 of 800 right samples was named
-_ITERATIONS = 8
+_TO_JUDGE, _TO_NAME, _MANY = (8, 10), (4, 2), (20, 20)  # frames, numbers a function
+_ITERATIONS, _RIDGE = 8, 1e-2  # with less of it, few frames are fitted too closely
 _FITS = 0.4  # of the forces is explained once a fault is undone; 0.4 to 1.0 in right data
 _LITTLE, _WELL = 0.3, 0.9  # is explained while it is there; to 0.25, of close frames to 0.86
 _CHANGED = 60  # numbers, at least, that undoing a fault changes
 _NOTHING, _LEAST_FORCE = 0.05, 0.1  # eV/Å; relaxed structures have small forces that do not fit
 _ROUNDING = 1e-4  # eV/Å
+_TORQUE, _LEAST_TORQUE, _APART = 0.1, 0.02, 8.0  # of the RMS (right: to 0.002); eV/Å; Å to images
 
 
 class _Sample(NamedTuple):
@@ -61,33 +62,36 @@ class _Sample(NamedTuple):
         columns = frames.pulls(1 - part, of_kind, count) + frames.pulls(part, of_kind + 1, count)
         columns = columns.reshape(len(kinds), _CENTERS + 1, -1)[:, :-1]
         columns = columns.reshape(len(kinds) * _CENTERS, -1)
+        columns = columns[columns.any(axis=1)]
         sizes = np.array([s.num_atoms for s in structures])
         half = np.repeat(np.arange(len(sizes)) // 2 % 2 == 1, 3 * sizes)
         grams = [columns[:, of] @ columns[:, of].T for of in (half, ~half)]
-        ridge, one = 1e-4 / len(columns), np.eye(len(columns))
+        ridge, one = _RIDGE / len(columns), np.eye(len(columns))
         inverses = [np.linalg.inv(g + (ridge * np.trace(g) + 1e-30) * one) for g in grams]
         return cls(frames, springs, columns, half, inverses)
 
     @classmethod
-    def among(cls, structures: Sequence[Structure]) -> "_Sample | None":
+    def among(cls, structures: Sequence[Structure], fewest=0, numbers=0) -> "_Sample | None":
         """Return pieces of consecutive frames; None if there are too few for what is fitted."""
         known = selected(structures, lambda s: has_all_forces(s) and s.num_atoms > 1)
         some = limited(list(chosen(known, consecutive(range(len(known))))), _MOST_ATOMS)
         elements = len(species_table(some))
-        if len(some) < _FEWEST or elements * (elements + 1) // 2 * _CENTERS > _MOST_FUNCTIONS:
+        if not some or elements * (elements + 1) // 2 * _CENTERS > _MOST_FUNCTIONS:
             return None
         sample = cls.of(some)
-        return sample if sample and sample.size > _ROUNDING and sample.decides(_NUMBERS) else None
+        is_large = sample and sample.size > _ROUNDING
+        return sample if is_large and len(some) >= sample.enough(fewest, numbers) else None
 
     @property
     def size(self) -> float:
         """Return the root mean square of the forces, eV/Å."""
         return float(np.sqrt(np.mean(self.frames.forces**2)))
 
-    def decides(self, numbers: float) -> bool:
-        """Test whether so many numbers of forces, that are not zero, are there for a function."""
+    def enough(self, fewest: int, numbers: int) -> int:
+        """Return how many frames like these have so many numbers, not zero, for each function."""
         large = np.abs(self.frames.forces) > 1e-2 * self.size
-        return large.sum() > numbers * len(self.columns)
+        each = large.sum() / len(self.frames.structures)
+        return max(fewest, int(numbers * len(self.columns) / each) + 1)
 
     def predicted(self, forces: np.ndarray) -> np.ndarray:
         """Return the forces [n, 3] of each half of the frames, by a fit to the other half."""
@@ -133,7 +137,7 @@ def _reordered(sample: _Sample, forces, predicted):
     """Match atoms in the largest group of frames of the same elements in the same order."""
     keys = [s.numbers.tobytes() for s in sample.frames.structures]
     most = max(keys, key=keys.count)
-    if keys.count(most) < _FEWEST:
+    if keys.count(most) < _TO_JUDGE[0]:
         return forces, ""
     parts = list(zip(keys, sample.each(forces, predicted), strict=True))
     alike = sum(p @ f.T for key, (f, p) in parts if key == most)
@@ -171,6 +175,7 @@ def _turned(sample: _Sample, forces, predicted):
     return np.concatenate(moved), ""
 
 
+PAIRS = 12  # of similar frames, to judge energies
 NEXT, BEFORE, MOVE = "of the next frame", "of the frame before", "move them by a frame"
 _KINDS = [
     _Kind(_shifted(1), NEXT, MOVE, _WELL),
@@ -185,11 +190,31 @@ _KINDS = [
     ),
 ]
 """Where two fit as well, the first is named; the last one has three numbers for each frame."""
+_TURNING = _reordered, _turned_alike, _turned
 
 
 def forces_elsewhere(structures: Sequence[Structure]) -> Iterator[str]:
-    """Find forces that pairs of atoms do not explain, and the fault that makes them do so."""
+    """Find forces that turn molecules, or that pairs do not explain, and the fault that does so."""
+    turned = list(_torques(structures))
+    yield from list(_by_pairs(structures, bool(turned))) or turned
+
+
+def unjudged(structures: Sequence[Structure]) -> Iterator[str]:
+    """Yield whether labels are too few to be judged, and how many frames would do."""
     sample = _Sample.among(structures)
+    if sample is None or any(_torques(structures)):
+        return
+    count, enough = len(sample.frames.structures), max(sample.enough(*_TO_JUDGE), PAIRS)
+    if count < enough:
+        would = f"about {enough} frames like these" if enough <= COMPARED else "larger frames"
+        yield (
+            f"labels could not be judged: {counted(count, 'frame')} with forces are too few to see "
+            f"whether these, their signs and energies belong to the positions; {would} would do"
+        )
+
+
+def _by_pairs(structures: Sequence[Structure], turned: bool) -> Iterator[str]:
+    sample = _Sample.among(structures, *(_TO_NAME if turned else _TO_JUDGE))
     if sample is None:
         return
     known, frames = sample.known(), sample.frames.structures
@@ -202,21 +227,23 @@ def forces_elsewhere(structures: Sequence[Structure]) -> Iterator[str]:
                 f"columns exchanged ({of}); a cell has its lattice vectors as rows"
             )
             return
-    found = [(gain - 0.03 * k, text) for k, (gain, text) in enumerate(_undone(sample, known))]
+    turning = turned or not all(map(_is_alone, frames))
+    undone = _undone(sample, known, [k for k in _KINDS if turning or k.undo not in _TURNING])
+    found = [(gain - 0.03 * k, text) for k, (gain, text) in enumerate(undone)]
     if found:
         yield f"{max(found)[1]} ({of})"
-    elif known < _NOTHING and _is_nothing(sample):
+    elif known < _NOTHING and len(frames) >= sample.enough(*_MANY) and _is_nothing(sample):
         yield (
             f"forces do not fit the positions: pairs of atoms explain {max(known, 0):.0%} of them "
             f"({of}), and 40 to 100% in right data; are they of other frames, atoms or axes?"
         )
 
 
-def _undone(sample: _Sample, known: float) -> Iterator[tuple[float, str]]:
+def _undone(sample: _Sample, known: float, kinds: Sequence[_Kind]) -> Iterator[tuple[float, str]]:
     """Yield how much more is explained, and the text, for each fault that may be there."""
     forces = sample.frames.forces
     predicted = sample.predicted(forces)
-    for kind in _KINDS:
+    for kind in kinds:
         for start in (sample.springs, predicted):
             fit = start
             for _ in range(_ITERATIONS):
@@ -235,6 +262,39 @@ def _undone(sample: _Sample, known: float) -> Iterator[tuple[float, str]]:
                 yield explained(undone, fit) - known, f"{text}; {kind.advice}"
 
 
+def _torques(structures: Sequence[Structure]) -> Iterator[str]:
+    """Find isolated molecules which their forces turn, and do not move."""
+    alone = selected(structures, lambda s: s.num_atoms > 1 and has_all_forces(s) and _is_alone(s))
+    if not alone:
+        return
+    errors, sizes = np.array([_turning(s) for s in alone]).T
+    bad = errors > np.maximum(_TORQUE * np.maximum(sizes, np.median(sizes)), _LEAST_TORQUE)
+    if bad.any():
+        k = int(np.argmax(np.where(bad, errors, 0)))
+        yield (
+            f"forces would turn isolated molecules in {bad.sum()} of {counted(len(bad), 'frame')}, "
+            f"as errors of {errors[k]:.2g} eV/Å do in {alone[k].origin}, and those between atoms "
+            "cannot: are they of other frames, atoms or axes, in a field, or of a cell left out?"
+        )
+
+
+def _is_alone(s: Structure) -> bool:
+    """Test whether no image of the atoms is near enough to turn them."""
+    if not s.pbc.all():
+        return not s.pbc.any() and APERIODIC not in s.remarks
+    inverse = np.linalg.inv(s.cell)
+    gaps = (1 - np.ptp(s.positions @ inverse, axis=0)) / np.linalg.norm(inverse, axis=0)
+    return bool(gaps.min() > _APART)
+
+
+def _turning(s: Structure) -> tuple[float, float]:
+    """Return errors of forces that would give the torque, 0 for a net force, and the RMS; eV/Å."""
+    size, net = np.sqrt(np.mean(s.forces**2)), np.abs(s.forces.sum(axis=0)).max()
+    arms = s.positions - s.positions.mean(axis=0)
+    error = np.linalg.norm(np.cross(arms, s.forces).sum(axis=0)) / np.sqrt(2 * np.sum(arms**2))
+    return error * (net < _TORQUE * size * np.sqrt(s.num_atoms)), size
+
+
 def _share(before: float, after: float) -> str:
     share = f"{max(before, 0):.0%} of the forces as they are, and {after:.0%}"
     return f"pairs of atoms explain {share}"
@@ -242,8 +302,7 @@ def _share(before: float, after: float) -> str:
 
 def _is_nothing(sample: _Sample) -> bool:
     """Test whether even a fit to all frames explains nothing of forces that are large and many."""
-    many = len(sample.frames.structures) >= _MANY and sample.decides(20)
-    if sample.size < _LEAST_FORCE or not many:
+    if sample.size < _LEAST_FORCE:
         return False
     columns, forces = sample.columns.T, sample.frames.forces.ravel()
     reached = np.any(columns, axis=1)  # by another atom within the reach of the functions

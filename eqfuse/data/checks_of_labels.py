@@ -6,7 +6,7 @@ import ase.units
 import numpy as np
 from ase.data import chemical_symbols
 
-from eqfuse.data.checks_of_forces import BEFORE, MOVE, NEXT
+from eqfuse.data.checks_of_forces import BEFORE, MOVE, NEXT, PAIRS
 from eqfuse.data.lazy import evenly, selected
 from eqfuse.data.neighbors import BONDED, pairs_by_radii
 from eqfuse.data.similar import Springs, Steps
@@ -59,7 +59,6 @@ def _explained(ratio: float, atoms: set[int]) -> str:
     return f"probably {' (or: '.join(texts[:2])}{')' if len(texts) > 1 else ''}"
 
 
-_PAIRS = 12
 _SHIFTED, _OFF = 0.8, 0.6  # 0.83 to 1.0 and 0.0 to 0.54 in right data
 _TIGHT, _BETWEEN, _OFTEN = 0.15, 0.05, 0.2  # of the pairs; 0.29 and more are between in right data
 
@@ -71,7 +70,7 @@ def energies_elsewhere(structures: Sequence[Structure]) -> Iterator[str]:
     With two levels, what is left of the differences is zero or one number.
     """
     _, work, changes, _ = Steps.of(structures)
-    if len(work) < _PAIRS or not np.any(work):
+    if len(work) < PAIRS or not np.any(work):
         return
     left = np.abs(changes - work)
     for change, other, text in zip(changes[1:], left[1:], (NEXT, BEFORE), strict=True):

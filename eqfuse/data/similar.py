@@ -12,7 +12,7 @@ from eqfuse.data.lazy import chosen, selected
 from eqfuse.data.neighbors import BONDED, pairs_by_radii
 from eqfuse.data.structures import Structure, has_all_forces
 
-_COMPARED = 100  # frames of a group that are compared with each other
+COMPARED = 100  # frames of a group that are compared with each other
 _RUNS = 5  # pieces of the file that these are from
 _LARGEST_MOLECULE = 60  # atoms, whose distances are compared
 _NEAREST = 2  # frames that each is compared with
@@ -22,9 +22,9 @@ _FLAT = 1e-7  # of the trace of J^T J: what is stiffer counts
 
 def consecutive(group: Sequence[int]) -> Sequence[int]:
     """Return numbers of pieces of consecutive frames, which are similar in a trajectory."""
-    if len(group) <= _COMPARED:
+    if len(group) <= COMPARED:
         return group
-    length = _COMPARED // _RUNS
+    length = COMPARED // _RUNS
     starts = np.linspace(0, len(group) - length, _RUNS).astype(int)
     return [group[k] for k in np.unique((starts[:, None] + np.arange(length)).ravel())]
 

@@ -130,10 +130,12 @@ class DataSettings:
         return {str(name): weight for name, weight in weights.items()}
 
     def check_data(self, dataset, structures, validation) -> list[str]:
-        """Return probable faults of the data, for warnings; `data.check=strict` refuses them."""
+        """Return probable faults, which `data.check=strict` refuses, and what cannot be judged."""
         if self.check == "off" or self.path is None:
             return []
         from eqfuse.data.checks import find_problems
+        from eqfuse.data.checks_of_forces import unjudged
+        from eqfuse.data.lazy import Joined
 
         problems = find_problems(dataset, structures, validation)
         if problems and self.check == "strict":
@@ -142,7 +144,7 @@ class DataSettings:
             raise DataError(
                 f"data.check=strict refuses data with {counted(len(problems), 'problem')}"
             )
-        return problems
+        return [*problems, *unjudged(Joined(structures, validation or ()))]
 
     def missing_label(self, name: str) -> str:
         """Return the advice for a label that no frame has."""

@@ -1,6 +1,7 @@
 """Labels that do not belong to their positions: each kind of fault is named, right data are not."""
 
 import dataclasses
+import re
 from types import SimpleNamespace
 
 import ase.build
@@ -13,12 +14,12 @@ from ase.calculators.emt import EMT
 
 from eqfuse.data import Dataset, Structure, read_embedded
 from eqfuse.data.checks import find_problems, wrong_references
-from eqfuse.data.checks_of_forces import nothing_learned
+from eqfuse.data.checks_of_forces import nothing_learned, unjudged
 from eqfuse.data.checks_of_labels import hessians
 from eqfuse.data.readers.ase_files import of_atoms
 from eqfuse.data.remarks import APERIODIC, remarks_of, unread
 from tests.fuzz.labels import FAULTS, PUBLISHED, RIGHT, labelled, made, planted, reported
-from tests.small_runs import prepared
+from tests.small_runs import prepared, write_displaced
 
 # Sources of a fault: the embedded molecule, and one in cells that are not symmetric.
 SOURCE = {"transposed lattice": "copper, sheared cells"}
@@ -36,6 +37,63 @@ def test_each_fault_is_named(fault):
 @pytest.mark.parametrize("count", [1, 12, 25])
 def test_right_data_are_left_in_silence(source, count):
     assert reported(made(source, 0, count)) == []
+
+
+def boxed(frames, length: float) -> list[Structure]:
+    box = {"cell": length * np.eye(3), "pbc": (True,) * 3}
+    return [dataclasses.replace(s, **box) for s in frames]
+
+
+@pytest.mark.parametrize("fault", [name for name in FAULTS if name.startswith("forces")])
+def test_torques_show_faults_in_few_frames_of_molecules(fault):
+    """Also in a box, without a name for the fault, which 22 frames have."""
+    frames = made("acetaldehyde", 0, 22)
+    for count, size in ((1, 30), (3, 30), (22, 30), (3, None)):
+        right = boxed(frames[:count], size) if size else frames[:count]
+        assert reported(right) == []
+        wrong = planted(fault, right, np.random.default_rng(2))
+        assert (wrong is None) == (count == 1 and "next" in fault)
+        for found in reported(wrong) if wrong else ():
+            few = count < 8
+            assert (FAULTS[fault][1] in found) == (not few)
+            assert found.startswith("forces would turn isolated molecules in") == few
+        assert wrong is None or len(reported(wrong)) == 1
+
+
+def test_torques_of_what_is_not_alone_or_not_free_say_nothing():
+    """Images of the atoms turn them, and a field or fixed atoms move them."""
+    rng = np.random.default_rng(0)
+    wrong = planted("forces of rotated frames", made("acetaldehyde", 0, 3), rng)
+    pushed = [dataclasses.replace(s, forces=s.forces + np.eye(3)[0]) for s in wrong]
+    remarked = [dataclasses.replace(s, remarks=(APERIODIC,)) for s in wrong]
+    for frames in (boxed(wrong, 9.0), pushed, remarked):
+        assert [text for text in reported(frames) if "turn isolated" in text] == []
+
+
+@pytest.mark.parametrize(("source", "least", "most"), [("lif", 12, 12), ("copper, dimers", 25, 45)])
+def test_too_few_frames_are_said_and_how_many_would_do(source, least, most):
+    frames = made(source, 0, 50)
+    [text] = unjudged(frames[:7])
+    assert text.startswith("labels could not be judged: 7 frames with forces are too few to see")
+    needed = int(re.search(r"about (\d+) frames like these would do", text)[1])
+    assert least <= needed <= most
+    assert [*unjudged(frames[: least - 1])] != []
+    assert [*unjudged(frames[:most])] == []
+    few, enough = (
+        reported(planted("forces of rotated frames", frames[:count], np.random.default_rng(0)))
+        for count in (7, most)
+    )
+    assert len(few) == (source == "copper, dimers")  # they are no crystals: torques show it
+    assert len(enough) == 1
+
+
+def test_too_few_frames_are_a_warning_and_strict_goes_on(tmp_path, capsys):
+    write_displaced(tmp_path / "few.xyz", ase.build.molecule("H2O"), 6, seed=0)
+    given = [f"data={tmp_path / 'few.xyz'}", "data.reference_energies={H: 0, O: 0}"]
+    for check, count in (("strict", 1), ("warn", 1), ("off", 0)):
+        prepared(*given, f"data.check={check}")
+        said = capsys.readouterr().err
+        assert said.count("warning: labels could not be judged: 6 frames with forces") == count
 
 
 @pytest.fixture(scope="module")

@@ -2,10 +2,17 @@
 
 A case makes right data, of a calculator of ASE, embedded or published, and plants a fault or none.
 It fails where right data are not left in silence; for faults, the outcome says what was reported.
+
+python -m tests.fuzz.labels [SOURCE ...]
+
+prints how many faults are found, by the number of frames.
 """
 
+import collections
 import dataclasses
 import functools
+import os
+import sys
 from pathlib import Path
 
 import ase.build
@@ -22,7 +29,7 @@ from ase.optimize import FIRE
 
 from eqfuse.data import Structure, read_embedded, read_structures
 from eqfuse.data.checks import aperiodic
-from eqfuse.data.checks_of_forces import forces_elsewhere
+from eqfuse.data.checks_of_forces import forces_elsewhere, unjudged
 from eqfuse.data.checks_of_labels import energies_elsewhere, lengths
 from tests.fuzz.checks import FailureError
 
@@ -195,6 +202,7 @@ RIGHT = {
     "platinum, slab": rattled(lambda: ase.build.fcc111("Pt", (2, 2, 4), vacuum=8), EMT),
     "platinum, CO": trajectory(_adsorbed, EMT, 500),
     "molecules": various(_molecules, EMT),
+    "acetaldehyde": rattled(lambda: ase.build.molecule("CH3CHO"), EMT, 0.05),
     "methanol": trajectory(lambda: ase.build.molecule("CH3OH"), EMT, 300, step=0.5),
     "benzene": rattled(lambda: ase.build.molecule("C6H6"), EMT, 0.04),
     "water": rattled(lambda: ase.build.molecule("H2O"), EMT, 0.04),
@@ -207,6 +215,7 @@ RIGHT = {
     "morse": rattled(_bulk("Ni", 2, cubic=True), _MORSE),
 }  # fmt: skip
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
+DATA = Path(os.environ.get("EQFUSE_TEST_DATA", DATA))
 PUBLISHED = {
     f"{name}, {how}": taken(
         lambda path=path: read_structures(DATA / path, require_labels=False), how == "consecutive"
@@ -348,6 +357,42 @@ def made(source: str, seed: int, count: int) -> list[Structure]:
     return [dataclasses.replace(s, origin=f"frame {k}") for k, s in enumerate(frames)]
 
 
+def outcome(frames, fault: str | None, rng) -> str:
+    """Return what is said of frames in which a fault is planted, or none."""
+    wrong = planted(fault, frames, rng) if fault else frames
+    if wrong is None:
+        return "no fault there"
+    found = reported(wrong)
+    if fault and any(FAULTS[fault][1] in text for text in found):
+        return "named"
+    return "reported" if found else "not judged" if list(unjudged(wrong)) else "silent"
+
+
+COUNTS = 8, 12, 16, 22, 30, 40
+
+
+def print_table(sources, seed: int = 0):
+    """Print how many faults are found, of those planted, by the number of frames."""
+    counts = collections.defaultdict(collections.Counter)
+    for source in sources:
+        frames = made(source, seed, COUNTS[-1])
+        kind = "crystals" if any(s.pbc.any() for s in frames) else "molecules"
+        for count in [n for n in COUNTS if n <= len(frames)]:
+            for fault in [None, *FAULTS]:
+                said = outcome(frames[:count], fault, np.random.default_rng(seed))
+                if said != "no fault there":
+                    for row in (fault, f"all, {kind}", "all") if fault else ("right data",):
+                        counts[row, count][said] += 1
+
+    def cell(counter, *said) -> str:
+        return f"{sum(counter[text] for text in said)}/{counter.total()}"
+
+    for row in [*FAULTS, "all, molecules", "all, crystals", "right data"]:
+        print(row, *[cell(counts[row, n], "named", "reported") for n in COUNTS], sep=" | ")
+    for said in ("named", "not judged", "silent"):
+        print(f"all, {said}", *[cell(counts["all", n], said) for n in COUNTS], sep=" | ")
+
+
 class Cases:
     """Data of which a third is right, and two thirds have one fault."""
 
@@ -365,15 +410,13 @@ class Cases:
 
         def case() -> str:
             frames = made(source, seed, count)
-            if fault is None:
-                if found := reported(frames):
-                    raise FailureError(f"right data: {found}")
-                return "silent"
-            wrong = planted(fault, frames, rng)
-            if wrong is None:
-                return "no fault there"
-            found = reported(wrong)
-            named = any(FAULTS[fault][1] in text for text in found)
-            return "named" if named else "reported" if found else "missed"
+            said = outcome(frames, fault, rng)
+            if fault is None and said == "reported":
+                raise FailureError(f"right data: {reported(frames)}")
+            return said
 
         return f"{count} of {source}, {fault or 'right'}", case
+
+
+if __name__ == "__main__":
+    print_table(sys.argv[1:] or [*RIGHT, *PUBLISHED])

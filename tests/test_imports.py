@@ -53,7 +53,6 @@ DOORS = ("certify", "distill", "md", "export", "jax_md", "torch_sim")
 FRONTS = ("inference", "train", "data", "runs", "models", "ops")
 INSIDE = {
     "eqfuse.export.folder": {"ops.backends.llvm"},
-    "eqfuse.distill.sampling": {"data.readers.ase_files", "data.remarks"},
     # loops that are compiled whole are made of the parts of an evaluation
     "eqfuse.jax_md": {"inference.evaluator", "inference.lists"},
     "eqfuse.md.simulation": {"inference.evaluator", "inference.lists"},

@@ -33,6 +33,8 @@ Files and ASE's atoms become structures, and structures batches:
     >>> water.info |= {"free_energy": -76.4, "frozen": [0], "note": "of a file"}
     >>> data.labels_of(water), data.unread_names(water, data.HELD)
     ({'free_energy'}, ['frozen'])
+    >>> data.APERIODIC in data.remarks_of(water)
+    False
     >>> data.keep(data.as_atoms(read), water, without=data.labels_of(water))  # what is renamed
     {}
     >>> [row["group"] for row in data.error_table([data.of_atoms(water)], [read])]
@@ -51,6 +53,7 @@ Files and ASE's atoms become structures, and structures batches:
 from eqfuse._late import late
 
 _LATE = {
+    "APERIODIC": "eqfuse.data.remarks",
     "Batch": "eqfuse.data.batching",
     "Batcher": "eqfuse.data.batching",
     "COINCIDENT": "eqfuse.data.neighbors",
@@ -79,6 +82,7 @@ _LATE = {
     "prefetched": "eqfuse.data.lazy",
     "read_embedded": "eqfuse.data.readers.embedded",
     "read_structures": "eqfuse.data.readers",
+    "remarks_of": "eqfuse.data.remarks",
     "require_apart": "eqfuse.data.neighbors",
     "room_for_pairs": "eqfuse.data.padding",
     "species_index": "eqfuse.data.samples",

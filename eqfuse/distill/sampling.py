@@ -8,9 +8,7 @@ import numpy as np
 from ase.data import chemical_symbols
 
 from eqfuse.certify.properties import closeness, is_dense
-from eqfuse.data import DataError
-from eqfuse.data.readers.ase_files import HELD, unread_names
-from eqfuse.data.remarks import APERIODIC, remarks_of
+from eqfuse.data import APERIODIC, HELD, DataError, remarks_of, unread_names
 from eqfuse.distill.teacher import labelled
 from eqfuse.inference import Network, predict
 from eqfuse.md.langevin import langevin, timestep_of

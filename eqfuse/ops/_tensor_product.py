@@ -205,17 +205,16 @@ def summed_product(
 
 
 def sharing(form: Form, arrays, num_rows: int) -> Form:
-    """Mark operands of one row as shared by all rows."""
-    if num_rows == 1:
-        return form
+    """Mark operands of one row as shared by all rows, and those that are halves of the first."""
     operands = zip(form.inputs, arrays, strict=True)
-    shared = (a.shape[0] == 1 and o.index is Index.ROW for o, a in operands)
-    return _indexed(form, tuple(n for n, is_shared in enumerate(shared) if is_shared))
+    shared = (num_rows != 1 and a.shape[0] == 1 and o.index is Index.ROW for o, a in operands)
+    halves = frozenset(n for n, a in enumerate(arrays) if a.dtype != arrays[0].dtype)
+    return _marked(form, tuple(n for n, is_shared in enumerate(shared) if is_shared), halves)
 
 
 @functools.lru_cache(maxsize=1024)
-def _indexed(form: Form, shared: tuple[int, ...]) -> Form:
-    return form.indexed(dict.fromkeys(shared, Index.SHARED))
+def _marked(form: Form, shared: tuple[int, ...], halves: frozenset[int]) -> Form:
+    return form.indexed(dict.fromkeys(shared, Index.SHARED)).halved(halves)
 
 
 def graph_operands(x, y, weights, edges, options):

@@ -131,6 +131,7 @@ class Operand:
     role: Role = Role.OTHER
     matrix: tuple[int, ...] = ()  # of a matrix its shape, of a bias [mul_out]; () for rows
     table: Table | None = None  # what its rows are computed from, in native code
+    half: bool = False  # whether it is bfloat16 where the others are float32
 
     @classmethod
     def of_matrix(cls, name: str, shape: tuple[int, ...]) -> "Operand":
@@ -245,6 +246,22 @@ class Form:
         if operand.matrix:
             return (*((self.num_sets,) if self.num_sets else ()), *operand.matrix)
         return operand.index.count(num_rows, num_nodes), operand.size
+
+    def dtype(self, operand: Operand, of_others: str) -> str:
+        """Return the dtype of an operand, given that of all that are not halves."""
+        return "bfloat16" if operand.half and of_others == "float32" else of_others
+
+    def halved(self, halves: frozenset[int]) -> "Form":
+        """Return the same form with these inputs, and no others, in bfloat16 beside float32."""
+        inputs = enumerate(self.inputs)
+        inputs = tuple(dataclasses.replace(o, half=n in halves) for n, o in inputs)
+        outputs = tuple(dataclasses.replace(o, half=False) for o in self.outputs)
+        return dataclasses.replace(self, inputs=inputs, outputs=outputs)
+
+    def dtypes(self, arrays) -> tuple[str, list[str]]:
+        """Return the dtype of all but halves, given arrays of the inputs, and those of outputs."""
+        whole = next(a.dtype.name for o, a in zip(self.inputs, arrays, strict=False) if not o.half)
+        return whole, [self.dtype(o, whole) for o in self.outputs]
 
     def output_shapes(self, num_rows: int, num_nodes: int = 0) -> list[tuple[int, ...]]:
         return [self.shape(o, num_rows, num_nodes) for o in self.outputs]

@@ -48,7 +48,8 @@ def indices_of(edges: Edges) -> list[jax.Array]:
 def _check(form: Form, inputs, edges) -> tuple[int, int | tuple[int, int]]:
     if form.on_graph != (edges is not None):
         raise ValueError("edges are for forms on a graph, and needed by them")
-    if len({a.dtype for a in inputs}) != 1:
+    dtypes = [form.dtype(o, form.dtypes(inputs)[0]) for o in form.inputs]
+    if dtypes != [a.dtype for a in inputs]:
         raise ValueError(f"a form takes arrays of one dtype, got {[str(a.dtype) for a in inputs]}")
     rows = {a.shape[0] for o, a in zip(form.inputs, inputs, strict=True) if o.index is Index.ROW}
     num_rows = edges.num_edges if edges is not None else next(iter(rows))
@@ -64,15 +65,15 @@ def _check(form: Form, inputs, edges) -> tuple[int, int | tuple[int, int]]:
 
 @form_p.def_abstract_eval
 def _abstract(*args, form, num_rows, num_nodes, backend):
-    shapes = form.output_shapes(num_rows, num_nodes)
-    return [args[0].update(shape=shape, weak_type=False) for shape in shapes]
+    outputs = zip(form.output_shapes(num_rows, num_nodes), form.dtypes(args)[1], strict=True)
+    return [args[0].update(shape=s, dtype=jnp.dtype(t), weak_type=False) for s, t in outputs]
 
 
 def _batch(args, dims, *, form, num_rows, num_nodes, backend):
     [size] = {a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None}
     if not size:
-        shapes = form.output_shapes(num_rows, num_nodes)
-        return [jnp.zeros((0, *shape), args[0].dtype) for shape in shapes], [0] * len(shapes)
+        outputs = zip(form.output_shapes(num_rows, num_nodes), form.dtypes(args)[1], strict=True)
+        return [jnp.zeros((0, *s), t) for s, t in outputs], [0] * len(form.outputs)
     if isinstance(num_nodes, tuple):
         raise NotImplementedError("a graph with nodes that only send has no batch axis")
     inputs, indices = split(list(zip(args, dims, strict=True)), len(form.inputs))
@@ -110,13 +111,13 @@ def summed(compute, form: Form, inputs) -> list[jax.Array]:
     shared = [o for o, operand in enumerate(form.outputs) if operand.index is Index.SHARED]
     if not shared:
         return compute(form, *inputs)
-    dtype = inputs[0].dtype
+    dtype, dtypes = form.dtypes(inputs)
     wide = jnp.promote_types(dtype, jnp.float32)
-    form = form.indexed({}, dict.fromkeys(shared, Index.ROW))
+    form = form.indexed({}, dict.fromkeys(shared, Index.ROW)).halved(frozenset())
     outputs = compute(form, *(a.astype(wide) for a in inputs))
     for o in shared:
         outputs[o] = outputs[o].sum(axis=-2, keepdims=True)
-    return [out.astype(dtype) for out in outputs]
+    return [out.astype(t) for out, t in zip(outputs, dtypes, strict=True)]
 
 
 def _batched_indices(indices, size, num_rows, num_nodes, backend):
@@ -154,8 +155,8 @@ def _lower_form(*args, form, num_rows, num_nodes, backend):
     inputs, indices = split(args, len(form.inputs))
     indices = dict(zip(INDEX_ARRAYS, indices, strict=False))
     if num_rows == 0 or not form.paths:
-        shapes = form.output_shapes(num_rows, num_nodes)
-        return [jnp.zeros(shape, inputs[0].dtype) for shape in shapes]
+        outputs = zip(form.output_shapes(num_rows, num_nodes), form.dtypes(inputs)[1], strict=True)
+        return [jnp.zeros(shape, dtype) for shape, dtype in outputs]
 
     def computed(form, *inputs):
         if backend == "xla":
@@ -164,7 +165,7 @@ def _lower_form(*args, form, num_rows, num_nodes, backend):
             return xla.evaluate_form(form, inputs, *ends, num_nodes, num_rows, dtype)
         if backend == "llvm":
             return native.run(form, inputs, indices, num_rows, num_nodes)
-        plan = measured_plan(form, num_rows, num_nodes, inputs[0].dtype)
+        plan = measured_plan(form, num_rows, num_nodes, jnp.dtype(form.dtypes(inputs)[0]))
         return triton.run_form(form, inputs, indices, num_rows, num_nodes, plan)
 
     return summed(computed, form, inputs)

@@ -251,6 +251,9 @@ def _operands(problem: Problem, order: int) -> tuple[list, list]:
         return array * by
 
     def whole(arrays):
+        if isinstance(op, Form):
+            dtypes = [op.dtype(o, problem.dtype) for o in op.inputs]
+            arrays = [a.astype(t) for a, t in zip(arrays, dtypes, strict=True)]
         return *jax.tree.unflatten(tree, arrays), integers
 
     return [whole(s) for s in sets], [whole(map(nudged, s)) for s in sets]
@@ -302,7 +305,8 @@ def _eps(problem: Problem) -> float:
     op = problem.op
     linear = op.linear.linear_form if isinstance(op, Fused) else op
     of_matmuls = {"tf32": 2.0**-10, "tf32x3": 2.0**-21}.get(linear.input_precision, 0.0)
-    return max(float(jnp.finfo(problem.dtype).eps), of_matmuls)
+    dtypes = [problem.dtype, *(linear.dtype(o, problem.dtype) for o in linear.outputs)]
+    return max(of_matmuls, *(float(jnp.finfo(t).eps) for t in dtypes))
 
 
 def _longest_sum(problem: Problem) -> int:

@@ -204,7 +204,8 @@ class TaskEmitter(Emitter):
         if self.over_rows and operand.index.is_node:
             mask += f" & {operand.index.value}_inside"
         mask = f", mask={mask}, other=0.0" if mask else ""
-        wide = "" if self.task.dtype in ("float32", "float64") else f".to({self.real})"
+        dtype = self.form.dtype(operand, self.task.dtype)
+        wide = "" if dtype in ("float32", "float64") else f".to({self.real})"
         self.emit(f"{name} = tl.load({row or operand.name + '_row'} + {place}{mask}){wide}")
 
     def _store(self, o: int, number: int, has_value: bool = True):
@@ -240,12 +241,12 @@ class TaskEmitter(Emitter):
         scalars += ["num_nodes"] * bool(self.ends() or of_nodes)
         sums = self.real.removeprefix("tl.")
         unfinished = {*self.partial, *self.task.shared, *self.added}
-        inputs = {form.inputs[i].name: self.task.dtype for i in self.inputs}
+        dtype = self.task.dtype
+        inputs = {form.inputs[i].name: form.dtype(form.inputs[i], dtype) for i in self.inputs}
         inputs |= dict.fromkeys(arrays, "int32")
         inputs |= {f"{form.outputs[o].name}_before": sums for o in self.continued}
-        outputs = {
-            form.outputs[o].name: sums if o in unfinished else self.task.dtype for o in self.outputs
-        }
+        whole = {o: form.dtype(form.outputs[o], dtype) for o in self.outputs}
+        outputs = {form.outputs[o].name: sums if o in unfinished else whole[o] for o in whole}
         note = f"{sum(map(len, self.task.groups))} of the paths of:\n{form!r}"
         reduce_over = self.task.reduce_over
         stem = "_".join([*outputs, reduce_over.value])

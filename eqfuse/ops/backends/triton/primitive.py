@@ -107,7 +107,7 @@ def run_form(form: Form, inputs, indices, num_rows: int, num_nodes: int, chosen=
     """
     sizes = {"num_rows": num_rows, "num_nodes": num_nodes}
     results: dict[int, jax.Array] = {}
-    dtype = inputs[0].dtype.name
+    dtype, dtypes = form.dtypes(inputs)
     chosen = chosen or (_lanes(form, dtype, num_rows, num_nodes),)
     if chosen[2:] == (1,):
         given = indices, num_rows, num_nodes
@@ -139,7 +139,7 @@ def run_form(form: Form, inputs, indices, num_rows: int, num_nodes: int, chosen=
         results.update(zip(kernel.outputs, written, strict=True))
     whole = [results[o] for o in range(len(form.outputs))]
     whole = [a.sum(axis=0) if a.ndim == 3 else a for a in whole]
-    return [a.astype(inputs[0].dtype) for a in whole]
+    return [a.astype(t) for a, t in zip(whole, dtypes, strict=True)]
 
 
 ROWS_OF_A_PART = 128  # the fewest that a program walks for its sum of a gradient of weights

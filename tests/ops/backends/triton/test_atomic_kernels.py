@@ -69,14 +69,20 @@ def gradients(backend: str):
     """Return a function of gradients, and those of a function of them, as forces need them."""
     graph = SMALL.edges()
 
-    def loss(x, y):
-        out = ops.graph_tensor_product(x, y, edges=graph, backend=backend).array
+    def loss(*args):
+        out = ops.graph_tensor_product(*args, edges=graph, backend=backend).array
         return jnp.sum(jnp.sin(out))
 
-    def second(x, y):
-        return sum(jnp.sum(jnp.cos(g.array)) for g in jax.grad(loss, (0, 1))(x, y))
+    def first(*args):
+        return jax.grad(loss, tuple(range(len(args))))(*args)
 
-    return jax.jit(lambda x, y: (jax.grad(loss, (0, 1))(x, y), jax.grad(second, (0, 1))(x, y)))
+    def second(*args):
+        return sum(jnp.sum(jnp.cos(g.astype("float32"))) for g in jax.tree.leaves(first(*args)))
+
+    def both(*args):
+        return first(*args), jax.grad(second, tuple(range(len(args))))(*args)
+
+    return jax.jit(both)
 
 
 def assert_as_e3nn(x, y):
@@ -89,6 +95,25 @@ def assert_as_e3nn(x, y):
 def test_plans_give_what_e3nn_gives(chosen, monkeypatch):
     monkeypatch.setattr(forms, "measured_plan", lambda *_: chosen)
     assert_as_e3nn(*operands("40x0e+33x1o"))
+
+
+@pytest.mark.parametrize("chosen", [None, (-1, 32, 1)])
+def test_weights_in_bfloat16_are_summed_in_float32(chosen, monkeypatch):
+    """As e3nn has them, widened before; their gradients, of which two are added, are rounded."""
+    monkeypatch.setattr(forms, "measured_plan", lambda *_: chosen)
+    x, y = operands("3x0e+2x1o")
+    shape = len(SMALL.pairs), ops.tensor_product(x.irreps, y.irreps).num_irreps
+    w = jax.random.normal(jax.random.key(2), shape).astype(jnp.bfloat16)
+    used = lowering._used(gradients("triton"), (x, y, w))
+    types = [spec.input_types.count("*bf16") for spec in lowering._specs(used)]
+    assert max(types) >= 2  # weights and their tangents
+    results = jax.tree.leaves(gradients("triton")(x, y, w))
+    expected = jax.tree.leaves(gradients("e3nn")(x, y, w))
+    assert [a.dtype.name for a in results] == 2 * ["float32", "float32", "bfloat16"]
+    for a, b in zip(results, expected, strict=True):
+        error = 4e-6 if a.dtype == jnp.float32 else 2.0**-8
+        a, b = (np.asarray(side, np.float32) for side in (a, b))
+        np.testing.assert_allclose(a, b, rtol=0, atol=error * abs(b).max())
 
 
 def test_gradients_and_their_gradients_where_it_was_faster(monkeypatch, tmp_path):

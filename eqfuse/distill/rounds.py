@@ -50,8 +50,6 @@ FORCES, ENERGY, SPREAD = "forces_rmse_mev_per_a", "energy_rmse_mev_per_atom", "s
 _MOST = 20, 100  # times the steps of a round, of the last training: where aims are met, and not
 _FEWEST = 12  # labels, of which four validate
 _TIMED = 256  # atoms of a crystal whose steps are timed
-
-
 _NUMBERS = {
     "rounds": ["minutes", "training_minutes", "steps_minutes", "stopped", "round"],
     "trajectories": ["round", "trajectory", "frames"],

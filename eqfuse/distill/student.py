@@ -31,8 +31,6 @@ LADDER = (
 """The settings of students, all NequIP, from the largest to the fastest."""
 _USUAL = "model=nequip model.num_bessel=8 model.radial_hidden=32"
 _LR_OF_TUNING = 0.005
-
-
 _OWN = ("model", "training", "preset", "dtype", "precision", "backend")
 
 

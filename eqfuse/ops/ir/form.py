@@ -15,6 +15,8 @@ an output of one row the sum over all of them. A matrix [mul_in, mul_out] mixes 
 The derivative of a form is a form: `jvp` puts a tangent in place of each input in turn, and
 `transpose` exchanges inputs, in which the form is linear, with the outputs. Nothing else is needed
 for derivatives of any order. Pure Python, hashable, without JAX.
+
+The page docs/explanation/kernels.md follows a form to its backward pass, and to a kernel's text.
 """
 
 import collections

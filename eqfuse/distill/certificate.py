@@ -2,6 +2,7 @@
 
 import io
 import json
+import operator
 from argparse import Namespace
 from collections.abc import Sequence
 
@@ -21,8 +22,9 @@ from eqfuse.inference import predict
 from eqfuse.md.langevin import timestep_of
 from eqfuse.runs import machine, page, say, write_whole
 
-FORMAT = 4  # of the JSON
-_MOST_ATOMS = 48  # of a structure whose minimum, elastic constants and phonons are computed
+FORMAT = 5  # of the JSON
+MOST_ATOMS = 48  # of a structure whose minimum, elastic constants and phonons are computed
+_VOLUME = "volume_a3_per_atom"
 _EVERY = 10  # steps between frames of the dynamics that are compared
 _CHECKED = 0.2  # ps of NVE in `eqfuse check`
 
@@ -64,7 +66,7 @@ def coverage(frames: Sequence[ase.Atoms]) -> dict:
     ranges = {
         "temperature_k": [a.info["temperature_k"] for a in frames if "temperature_k" in a.info],
         "density_g_per_cm3": [*map(properties.density, dense)],
-        "volume_a3_per_atom": [a.get_volume() / len(a) for a in dense],
+        _VOLUME: [a.get_volume() / len(a) for a in dense],
         "atoms": [*map(len, frames)],
         "largest_force_ev_per_a": [np.linalg.norm(a.get_forces(), axis=1).max() for a in frames],
         "distance_over_covalent_radii": [*properties.closeness(frames).values()],
@@ -74,11 +76,28 @@ def coverage(frames: Sequence[ase.Atoms]) -> dict:
     return found | {n: [float(min(v)), float(max(v))] for n, v in ranges.items() if v}
 
 
+def unseen(frames: Sequence[ase.Atoms], predicted: Sequence, least: float, limit: float) -> int:
+    """Count frames with an RMSE of forces above `least`, meV/Å, and no spread above `limit`, eV."""
+    pairs = zip(frames, predicted, strict=True)
+    wrong = [1e3 * np.sqrt(np.mean((p.forces - a.get_forces()) ** 2)) > least for a, p in pairs]
+    seen = [p.spread.energies.max() > limit for p in predicted]
+    return sum(map(operator.gt, wrong, seen))
+
+
+def held(of, number: int) -> dict:
+    """Return the range of what was simulated by the last student below where it was stopped."""
+    rows = [r for r in of.rows("trajectories") if (r["kind"], r["round"]) == ("last", str(number))]
+    stopped = min((float(r["temperature_k"]) for r in rows if r["stopped"]), default=np.inf)
+    frames = [a for a in of.frames("last", number) if a.info["temperature_k"] < stopped]
+    return coverage(frames) if frames else {}
+
+
 def certify(of, measured: dict) -> dict:
     """Write the certificate of a `Distillation` with the errors of its last student; return it."""
     run, settings, rounds, [start, *_] = of.folder, of.settings, len(of.rows("rounds")), of.starts
-    student, tested = eqfuse.Calculator(run), of.frames("last", rounds) + of.frames("new")
-    predicted = predict(run, tested)
+    student, last = eqfuse.Calculator(run), of.frames("last", rounds)
+    predicted = predict(run, tested := last + of.frames("new"))
+    limit, wrong = float(student.network.uncertainty["limit"]), 3 * settings.forces
     slow, fast = properties.seconds([of.teacher, student], of.timed)
     known = {
         "format": FORMAT,
@@ -88,14 +107,16 @@ def certify(of, measured: dict) -> dict:
         "minutes": round(of.minutes, 2),
         "speed": {"atoms": len(of.timed), "teacher_s": slow, "student_s": fast},
         "machine": machine(),
-        "spread_limit_ev": float(student.network.uncertainty["limit"]),
+        "spread_limit_ev": limit,
+        "unseen": {"frames": unseen(last, predicted[: len(last)], wrong, limit), "of": len(last)},
+        "holds": held(of, rounds),
         "errors": errors_by_group(tested, predicted),
         "trained_on": coverage(of.trained_on(rounds)),
     }
     say("certificate: properties of teacher and student")
     both, curves = {"teacher": {}, "student": {}}, {}
     for (name, own), calculator in zip(both.items(), (of.teacher, student), strict=True):
-        given, small = (start, calculator, settings.properties), len(start) <= _MOST_ATOMS
+        given, small = (start, calculator, settings.properties), len(start) <= MOST_ATOMS
         parts = [properties.of_minimum(*given)] if small else []
         parts += [dynamic(of, calculator)] if "dynamics" in settings.properties else []
         for numbers, drawn in parts:
@@ -131,13 +152,19 @@ def _pictures(frames: Sequence, predicted: Sequence, curves: dict) -> dict[str, 
 
 def _page(run, known: dict, pictures: dict[str, str]) -> str:
     missed, rows, both = known["missed"], known["errors"], known["properties"]
-    atoms, slow, fast = known["speed"].values()
+    (atoms, slow, fast), unseen = known["speed"].values(), known["unseen"]
     first = {
         "aims missed" if missed else "aims met": "; ".join(missed) or "all",
         "the student is": f"{slow / fast:.1f} times as fast as its teacher, {known['teacher']}",
         f"step of {atoms} atoms": f"{1e3 * slow:.3g} ms teacher, {1e3 * fast:.3g} ms student",
         "frames": ", ".join(f"{name} {count}" for name, count in known["frames"].items()),
         "minutes": _text(known["minutes"]),
+        "it was simulated at": "; ".join(
+            f"{_text(known['holds'][name])} {unit}"
+            for name, unit in (("temperature_k", "K"), (_VOLUME, "Å³/atom"))
+            if name in known["holds"]
+        ),
+        "wrong, and unseen by its spread": f"{unseen['frames']} of {unseen['of']} last frames",
         "eqfuse check": f"{known['check']}; see check.html",
         **known["machine"],
     }

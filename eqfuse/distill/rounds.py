@@ -9,7 +9,9 @@ frames are kept as they come: an interrupted distillation goes on to the same la
 import dataclasses
 import functools
 import json
+import math
 import shutil
+import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -18,15 +20,16 @@ import ase
 import numpy as np
 
 import eqfuse
-from eqfuse.certify.properties import closeness, is_dense
+from eqfuse.certify.properties import closeness, is_dense, seconds
 from eqfuse.data import require_apart
 from eqfuse.distill import sampling
-from eqfuse.distill.certificate import certify
+from eqfuse.distill.certificate import MOST_ATOMS, certify
 from eqfuse.distill.sampling import RATTLE, RATTLED, STRAIN, Limits, cells_of, not_sampled
-from eqfuse.distill.settings import KINDS, SETTINGS, Distill
-from eqfuse.distill.student import errors_of, fast_enough, train, words_of
+from eqfuse.distill.settings import FEWEST, KINDS, SETTINGS, Distill
+from eqfuse.distill.student import errors_of, fast_enough, train, untrained, words_of
 from eqfuse.distill.teacher import labelled, open_teacher
 from eqfuse.inference import predict
+from eqfuse.md.langevin import timestep_of
 from eqfuse.md.structures import read_frames
 from eqfuse.runs import (
     CheckpointError,
@@ -38,6 +41,7 @@ from eqfuse.runs import (
     made,
     naming,
     read_table,
+    require,
     require_regular,
     say,
     set_aside,
@@ -48,13 +52,15 @@ from eqfuse.runs import (
 
 FORCES, ENERGY, SPREAD = "forces_rmse_mev_per_a", "energy_rmse_mev_per_atom", "spread_mev_per_a"
 _MOST = 20, 100  # times the steps of a round, of the last training: where aims are met, and not
-_FEWEST = 12  # labels, of which four validate
+_CURVED = 4  # one of so many labels of the first round is at the minimum of a crystal
+_PART = 6  # one of so many minutes are for labels, or for the training, of a round
 _TIMED = 256  # atoms of a crystal whose steps are timed
 _NUMBERS = {
     "rounds": ["minutes", "training_minutes", "steps_minutes", "stopped", "round"],
     "trajectories": ["round", "trajectory", "frames"],
+    "seconds": ["label", "beginning"],
 }
-_TEXTS = {"trajectories": ["kind", "stopped"]}
+_TEXTS = {"trajectories": ["kind", "stopped"], "seconds": []}
 _TEXTS["rounds"] = [f"{side}_{unit}" for side in ("own", "new") for unit in (FORCES, ENERGY)]
 
 
@@ -62,7 +68,7 @@ def _order(frame: ase.Atoms):
     """Return the place of a frame among those of its kind, in whatever order they were labelled."""
     _, number, *last = frame.info["place"].split("-")
     numbers = [int(text) for text in last if text.isdecimal()]
-    return int(number), last[1] == "stopped", last[0] == "strained", numbers
+    return int(number), last[1] == "stopped", "" if last[0].isdecimal() else last[0], numbers
 
 
 class Distillation:
@@ -107,8 +113,22 @@ class Distillation:
         """Return the time since the beginning, without interruptions."""
         return (time.monotonic() - self._began) / 60
 
+    @property
+    def batch(self) -> int:
+        """Return the labels of a round: batch=, or what labels= and minutes= suffice for."""
+        settings, rows = self.settings, self.rows("rounds")
+        left = settings.labels - (int(rows[-1]["labels"]) if rows else 0) - 3 * settings.new
+        for row in self.rows("seconds"):
+            left = min(left, int(60 * settings.minutes / _PART / float(row["label"])))
+        return min(settings.batch, max(left, FEWEST))
+
+    def curved(self, number: int) -> int:
+        """Return how many labels of a round are at the minimum of a crystal, by its teacher."""
+        known = number == 0 and self.settings.driver == "teacher" and self.has_stress
+        return self.batch // _CURVED if known and len(self.starts[0]) <= MOST_ATOMS else 0
+
     def rows(self, name: str) -> list[dict]:
-        """Return the rows of rounds.csv or trajectories.csv, if it is there."""
+        """Return the rows of a table of `_NUMBERS`, if it is there."""
         path = self.work / f"{name}.csv"
         try:
             return read_table(path, _NUMBERS[name], _TEXTS[name])
@@ -163,12 +183,26 @@ class Distillation:
         return self.folder
 
     def _begin(self):
-        """Label isolated atoms, the references, and choose the student, once."""
+        """Label isolated atoms, choose the student, once; refuse what is too little for a round."""
         chosen, settings, kept = self.work / "student.txt", self.settings, self._kept["atoms"]
-        if chosen.exists() and not kept.is_damaged:
-            return
+        if kept.is_damaged or not chosen.exists():
+            self._label_isolated()
+        if not chosen.exists():
+            fast = settings.student or fast_enough(settings.speed, self.teacher, self.timed)
+            write_whole(chosen, fast)
+        if not self.rows("seconds"):
+            write_table(self.work / "seconds.csv", [self._seconds()], signed=True)
+        [row] = self.rows("seconds")
+        least = _PART * FEWEST * float(row["label"]) + 2 * float(row["beginning"])
+        need = (
+            f"{math.ceil(least / 6) / 10:g} or more: a round of {FEWEST} labels takes so long here"
+        )
+        require(least <= 60 * settings.minutes, "minutes", settings.minutes, need)
+
+    def _label_isolated(self):
+        """Label isolated atoms, the references of energies."""
+        kept, atoms, _ = self._kept["atoms"], [], self.has_stress  # of a teacher that fails at all
         kept.frames.clear()
-        atoms, _ = [], self.has_stress  # which reports a teacher that fails at all
         try:
             for z in sorted({int(z) for cell in self.cells for z in cell.numbers}):
                 atom = ase.Atoms([z], [(0.0, 0.0, 0.0)], info={"config_type": "IsolatedAtom"})
@@ -177,10 +211,18 @@ class Distillation:
             kept.flush()
         except Exception as error:  # of any calculator
             say(f"reference energies are fitted: no isolated atom of the teacher ({error})")
-        if chosen.exists():
-            return
-        fast = settings.student or fast_enough(settings.speed, self.teacher, self.timed)
-        write_whole(chosen, fast)
+
+    def _seconds(self) -> dict[str, float]:
+        """Return what has been spent, and what a label and its part of all dynamics take."""
+        settings, cell = self.settings, self.cells[0]
+        student = (self.work / "student.txt").read_text(encoding="utf-8")
+        with tempfile.TemporaryDirectory() as folder:
+            fast = eqfuse.Calculator(untrained(student, cell, Path(folder)))
+            slow, fast = seconds([self.teacher, fast], cell)
+        steps = round(sampling.APART / timestep_of(cell))
+        calls = (2, 3 * steps) if settings.driver == "student" else (1.5 * steps + 2, 2 * steps)
+        label = calls[0] * slow + calls[1] * fast
+        return {"label": label, "beginning": 60 * self.minutes}
 
     def _rounds(self) -> dict:
         """Do all rounds, and train the last student; return its errors."""
@@ -189,7 +231,7 @@ class Distillation:
             number = len(rows)
             self._sample("labels", number)
             begun = self.minutes
-            run = self._trained(f"round-{number}", number)
+            run = self._trained(f"round-{number}", number, self.settings.minutes / _PART)
             row = {"round": number, "trained_on": len(self.trained_on(number))}
             row["training_minutes"] = round(self.minutes - begun, 3)
             [*_, last] = read_table(self.folder / "metrics.csv", ["elapsed_s"])
@@ -201,22 +243,23 @@ class Distillation:
         left = self.settings.minutes - float(row["minutes"]) - float(row["training_minutes"])
         times = 1 + max(left, 0) / max(float(row["steps_minutes"]), 1e-3)  # it compiles once, too
         times = min(times, _MOST[bool(self.missed(row))])
+        most = max(left, self.settings.minutes / _PART)
         say(f"rounds end: {reason}; the last training has {times:.3g} times the steps of a round")
-        return self._measured("last", number, self._trained(f"last-{number}", number, times))
+        return self._measured("last", number, self._trained(f"last-{number}", number, most, times))
 
-    def _trained(self, name: str, number: int, times: float = 1.0) -> Path:
+    def _trained(self, name: str, number: int, minutes: float, times: float = 1.0) -> Path:
         """Train, from the student of the round before; copy the run into the folder."""
         folder, frames, settings = self.work / name, self.trained_on(number), self.settings
         folder.mkdir(exist_ok=True)
-        if len(frames) < _FEWEST:
+        if len(frames) < FEWEST:
             raise TrainingFailed(
-                f"there are {len(frames)} labels, and a student needs {_FEWEST}: see {self.work}, "
+                f"there are {len(frames)} labels, and a student needs {FEWEST}: see {self.work}, "
                 "failed.traj of a teacher that failed, and trajectories.csv, why they stopped"
             )
         student = (self.work / "student.txt").read_text(encoding="utf-8")
         start = self.work / f"round-{number - 1}" / "run" if number else None
         given = frames, self.frames("atoms"), student, round(times * settings.training_steps)
-        run = train(folder, *given, seed=settings.seed, start=start)
+        run = train(folder, *given, minutes, seed=settings.seed, start=start)
         return shutil.copytree(run, self.folder, dirs_exist_ok=True)
 
     def _measured(self, name: str, number: int, run: Path) -> dict:
@@ -257,7 +300,7 @@ class Distillation:
         spent, reason = sum(len(self.frames(name)) for name in KINDS), None
         if rows and not self.missed(rows[-1]):
             reason = "the errors are below their aims, and no trajectory of the student stopped"
-        elif rows and spent + settings.batch + 3 * settings.new > settings.labels:
+        elif rows and spent + FEWEST + 3 * settings.new > settings.labels:
             reason = f"{spent} of labels={settings.labels} are used"
         elif rows and 2 * minutes[-1] - minutes[-2] > settings.minutes / 2:
             reason = f"another one would go beyond half of minutes={settings.minutes:g}"
@@ -281,9 +324,15 @@ class Distillation:
         rng = np.random.default_rng([settings.seed, number])
         labels = [a for a in self.frames("labels") if a.info["round"] <= number]
         least = closeness(sampling.of_dynamics(labels)) or None
-        for k in range(-(-settings.batch // RATTLED) if count else settings.batch):
+        for k in range(self.batch // RATTLED if count else self.batch):
             frame = sampling.strained(self.cells[k % len(self.cells)], rng, least)
             self._keep(name, number, f"strained-{k}", frame)
+        made = sampling.at_minimum(self.starts[0], settings.atoms, self.teacher, rng)
+        try:
+            for k, frame in zip(range(self.curved(number)), made, strict=False):
+                self._keep(name, number, f"minimum-{k}", frame)
+        except Exception as error:  # of any calculator
+            warn(f"the teacher fails as the start relaxes: no labels of its minimum ({error})")
         self._kept[name].flush()
         return []
 
@@ -294,6 +343,8 @@ class Distillation:
         known = number if name == "labels" else number + 1  # some of this round may be there
         labels = [a for a in self.frames("labels") if a.info["round"] < known]
         past = [a for a in labels if (a.info.get("cell"), a.info.get("trajectory")) == (which, k)]
+        if name == "own":  # where it was stopped, before an interruption
+            past = [a for a in past if a.info["place"] != f"labels-{number}-{k}-stopped"]
         start = sampling.continued(self.cells[which], past[-1]) if past else self.cells[which]
         start = sampling.rattled(start, rng, STRAIN if name == "labels" else 0.0, RATTLE)
         calculator, limits, count, stopped = self.teacher, Limits(), 0, ""
@@ -308,7 +359,7 @@ class Distillation:
             elif failed and student is None:
                 self._keep(name, number, f"{k}-{count}", frame, stopped)
             elif not failed and name == "own":  # to be trained on
-                frame.info["config_type"] = "stopped"
+                frame.info |= {"config_type": "stopped", "cell": which, "trajectory": k}
                 self._keep("labels", number, f"{k}-stopped", frame)
         row = {"kind": name, "round": number, "trajectory": k, "cell": which, "frames": count}
         row |= {"temperature_k": at.temperature, "pressure_gpa": at.pressure, "stopped": stopped}

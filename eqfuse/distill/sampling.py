@@ -1,5 +1,6 @@
 """Frames of a material: dynamics within limits, strained and rattled cells, and defects."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -7,7 +8,7 @@ import ase
 import numpy as np
 from ase.data import chemical_symbols
 
-from eqfuse.certify.properties import closeness, is_dense
+from eqfuse.certify.properties import closeness, is_dense, relaxed, under_strain
 from eqfuse.data import APERIODIC, HELD, DataError, remarks_of, unread_names
 from eqfuse.distill.teacher import labelled
 from eqfuse.inference import Network, predict
@@ -16,13 +17,16 @@ from eqfuse.md.langevin import langevin, timestep_of
 RATTLED = 8  # one of so many labels is a strained and rattled cell
 STRAIN, RATTLE = 0.03, 0.05  # standard deviations of strains, and of moves of atoms, Å
 APART = 40.0  # fs between labels of a trajectory: nearer ones are alike
+_OTHERS = "strained", "minimum", "stopped"
 _LEAST = 0.01  # Å, of random moves
 _VACUUM = 10.0  # Å, of a surface
+_STRAINS, _MOVES = (0.005, 0.02), (0.005, 0.03)  # at the minimum; Å
+_VOLUMES = (0.94, 1.03, 1.06, 0.97, 1.09, 1.12)  # of that of the minimum
 
 
 def of_dynamics(frames: Sequence[ase.Atoms]) -> list[ase.Atoms]:
-    """Return the frames of dynamics: no strained cells, nor those at which a student stopped."""
-    return [a for a in frames if a.info.get("config_type") not in ("strained", "stopped")]
+    """Return the frames of dynamics: no made cells, nor those at which a student stopped."""
+    return [a for a in frames if a.info.get("config_type") not in _OTHERS]
 
 
 def too_near(atoms: ase.Atoms, least: dict | None, factor: float = 1.0) -> str:
@@ -127,6 +131,28 @@ def strained(cell: ase.Atoms, rng, least: dict | None) -> ase.Atoms:
     return made
 
 
+def at_minimum(start: ase.Atoms, atoms: int, teacher, rng) -> Iterator[ase.Atoms]:
+    """Yield cells near the minimum of a crystal, without end, which have its second derivatives.
+
+    In turns: one under a strain of an elastic constant; another of which the atoms relax; and one
+    of another volume, or a larger one, see `cells_of`, whose atoms are moved.
+    """
+    minimum, volumes = relaxed(start, teacher, cell=True), itertools.cycle(_VOLUMES)
+    minimum.info = {"config_type": "minimum"}
+    [large] = cells_of([minimum], atoms)
+    large.info = dict(minimum.info)
+    for k in itertools.count():
+        for relax in (False, True):
+            made = under_strain(minimum, k % 6, rng.uniform(*_STRAINS) * (-1) ** (k // 6))
+            yield relaxed(made, teacher, cell=False).copy() if relax else made
+        if k % 2:
+            yield rattled(large, rng, 0.0, rng.uniform(*_MOVES))
+        else:
+            made = minimum.copy()
+            made.set_cell(minimum.cell.array * next(volumes) ** (1 / 3), scale_atoms=True)
+            yield made
+
+
 def continued(cell: ase.Atoms, last: ase.Atoms) -> ase.Atoms:
     """Return a cell with the atoms of a frame and, if it is dense, its volume; not its shape."""
     made = last.copy()
@@ -154,10 +180,11 @@ def conditions(of, name: str, number: int, k: int) -> tuple[int, Conditions]:
     then in every other trajectory. New ones are half as long as those of labels, own ones twice.
     """
     settings, which, count = of.settings, (k + number) % len(of.cells), of.settings.trajectories
+    driven = of.batch - of.batch // RATTLED
     cell, (low, high), (least, most) = of.cells[which], settings.kelvin, settings.gpa
-    frames, checks = -(-(settings.batch - settings.batch // RATTLED) // count), 1
+    frames, checks = max((driven - of.curved(number)) // count, 1), 1
     if name != "labels":
-        long, frames = frames * (1 if name == "new" else 4) / 2, -(-settings.new // count)
+        long, frames = driven / count * (1 if name == "new" else 4) / 2, -(-settings.new // count)
         checks = max(1, round(long / frames))
     pressure, turn = None, k // len(of.cells) + number
     if (number == 0 or turn % 2) and is_dense(cell) and of.has_stress:

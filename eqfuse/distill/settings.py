@@ -25,7 +25,8 @@ KINDS = ("labels", "new", "own", "last")
 PROPERTIES = ("volume", "elastic", "phonons", "dynamics")
 CHANGEABLE = ("labels", "minutes", "forces", "energy")  # what resume= takes besides
 SETTINGS = "distill/settings.json"
-_ENOUGH = Range(lambda value: value >= 12, "12 or more, of which four validate")
+FEWEST = 12  # labels to train on, of which four validate
+_ENOUGH = Range(lambda value: value >= FEWEST, f"{FEWEST} or more, of which four validate")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -51,7 +52,9 @@ class Distill:
     energy: float = setting(2.0, "meV/atom, aim of the RMSE on new trajectories", POSITIVE)
     labels: int = setting(2000, "of the teacher at most, those of tests included")
     minutes: float = setting(60.0, "of rounds, at most half of these, and training", POSITIVE)
-    batch: int = setting(160, "labels to train on in each round", _ENOUGH)
+    batch: int = setting(
+        160, "labels of a round, or what labels= and minutes= suffice for", _ENOUGH
+    )
     new: int = setting(16, "labels of new trajectories, and of the student's, a round", POSITIVE)
     trajectories: int = setting(4, "in each round, over the temperatures", POSITIVE)
     atoms: int = setting(64, "up to which small cells are repeated", POSITIVE)
@@ -76,9 +79,9 @@ class Distill:
             schema.one_of("defects", name, ("vacancy", "surface"))
         self.kelvin = _range("temperature", self.temperature, POSITIVE)
         self.gpa = _range("pressure", self.pressure, schema.FINITE)
-        need = self.batch + 3 * self.new
-        enough = need <= self.labels or self.resume is not None  # whose folder has its own batch=
-        require(enough, "labels", self.labels, f"batch= and thrice new=, {need}, or more")
+        need = FEWEST + 3 * self.new
+        enough = need <= self.labels or self.resume is not None  # whose folder has its own new=
+        require(enough, "labels", self.labels, f"{need}: {FEWEST} to train on, and thrice new=")
 
 
 def _range(name: str, text: str, within: Range) -> tuple[float, float]:

@@ -72,13 +72,16 @@ def fast_enough(speed: float, teacher, atoms: ase.Atoms) -> str:
     return settings
 
 
-def train(folder: Path, labels, atoms, settings: str, steps: int, *, seed=0, start=None) -> Path:
+def train(
+    folder: Path, labels, atoms, settings: str, steps: int, minutes: float, *, seed=0, start=None
+) -> Path:
     """Train a student, continue that which was interrupted, and fit its spread; return the run.
 
     Args:
       labels: frames with energy, forces and perhaps stress; one of eight validates in all rounds.
       atoms: isolated atoms with their energies, the references; [] to fit these.
       settings: of the network, as `eqfuse train` takes them.
+      steps, minutes: of the training, whichever end first.
       start: the run of the round before, whose network is trained on; None for a new one.
     """
     run, sides = folder / "run", ([], [])
@@ -89,9 +92,9 @@ def train(folder: Path, labels, atoms, settings: str, steps: int, *, seed=0, sta
     for name, frames in (("train", [*sides[0], *atoms]), ("val", sides[1])):
         ase.io.write(folder / f"{name}.xyz", frames, format="extxyz")
     words = [f"data={folder / 'train.xyz'}", f"data.val={folder / 'val.xyz'}", f"steps={steps}"]
-    words += [f"run={run}", f"seed={seed}"]
+    words += [f"max_minutes={minutes}", f"run={run}", f"seed={seed}"]
     if any("stress" in frame.calc.results for frame in labels):
-        words.append("training.stress_weight=10")
+        words.append("training.stress_weight=1000")  # for elastic constants, see the page
     tuned = [f"start_from={start}", f"training.lr={_LR_OF_TUNING}"]
     words += words_of(settings) if start is None else tuned
     words = [f"resume={run}"] if has_checkpoint(run, "last") else words

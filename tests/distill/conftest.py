@@ -37,18 +37,20 @@ def begin(student, tmp_path, monkeypatch):
     """Return a function that begins a distillation whose trainings copy the `student`.
 
     The `trained` of what it returns has the labels, the start and the name of each training,
-    `steps` the steps of each.
+    `lengths` the steps and minutes of each.
     """
     trained, counts, begun = [], [], []
 
-    def train(folder, labels, atoms, settings, steps, *, seed=0, start=None):
+    def train(folder, labels, atoms, settings, steps, minutes, *, seed=0, start=None):
         trained.append((len(labels), start and Path(start).parent.name, folder.name))
-        counts.append(steps)
+        counts.append((steps, minutes))
         run = Path(shutil.copytree(student, folder / "run", dirs_exist_ok=True))
         (run / "metrics.csv").write_text(f"step,elapsed_s\n1,0.1\n{steps},{STEP_SECONDS * steps}\n")
         return run
 
     monkeypatch.setattr(rounds, "train", train)
+    nothing = {"label": 1e-12, "beginning": 0.0}
+    monkeypatch.setattr(rounds.Distillation, "_seconds", lambda self: nothing)
     monkeypatch.setattr(sampling, "APART", 10.0)
     ase.io.write(tmp_path / "start.xyz", ase.build.bulk("Cu"))
 
@@ -59,7 +61,7 @@ def begin(student, tmp_path, monkeypatch):
         run = str(tmp_path / given.pop("run", "run"))
         settings = command.Distill(teacher=teacher, start=start, run=run, **TINY | given)
         distillation = rounds.Distillation(settings)
-        distillation.trained, distillation.steps = trained, counts
+        distillation.trained, distillation.lengths = trained, counts
         begun.append(distillation)
         return distillation
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import time
 
 import ase.build
 import ase.io
@@ -17,12 +16,12 @@ from eqfuse.distill.sampling import Limits
 from eqfuse.distill.student import errors_of
 from eqfuse.distill.teacher import labelled
 from eqfuse.inference import Network, predict
-from eqfuse.runs.errors import CheckpointError, Interrupted, TrainingFailed
+from eqfuse.runs.errors import CheckpointError, ConfigError, Interrupted, TrainingFailed
 from eqfuse.runs.frames import Frames
 
 FAILING = "tests.distill.calculators:Failing(11.0)"
 ROUND, LAST = 14 + 2 + 4 + 4, 4
-"""Labels: of two trajectories, strained, new ones, and of the student's trajectories."""
+"""Labels of trajectories, the first with a minimum; strained; new; and of the student's."""
 
 
 def frames_of(distillation, name: str) -> list:
@@ -193,7 +192,64 @@ def test_steps_of_the_last_training(given, times, begin, steady, monkeypatch):
     monkeypatch.setattr(Distillation, "minutes", property(lambda self: 0.0))
     distillation = begin(training_steps=10, labels=ROUND + LAST, **{"forces": 1e-9} | given)
     distillation.run()
-    assert distillation.steps == [10, pytest.approx(10 * times, abs=10)]
+    (steps, _), (last, _) = distillation.lengths
+    assert (steps, last) == (10, pytest.approx(10 * times, abs=10))
+
+
+def test_trainings_end_by_the_clock(begin, steady, monkeypatch):
+    monkeypatch.setattr(Distillation, "minutes", property(lambda self: 2.0))
+    distillation = begin(labels=ROUND + LAST, minutes=60.0)
+    distillation.run()
+    assert [minutes for _, minutes in distillation.lengths] == [10.0, 58.0]
+
+
+def test_a_round_is_cut_to_minutes_and_labels(begin, monkeypatch):
+    """A label takes a minute, and two of twelve minutes are for labels of a round."""
+    monkeypatch.setattr(Distillation, "_seconds", lambda self: {"label": 60.0, "beginning": 6.0})
+    distillation = begin(batch=160, labels=100, minutes=78.0)
+    assert distillation.batch == 100 - 3 * 4
+    distillation._begin()
+    assert distillation.batch == 13
+    distillation._sample("labels", 0)
+    assert len(distillation.frames("labels")) == 12  # trajectories are equally long
+    distillation.settings = dataclasses.replace(distillation.settings, minutes=72.1)
+    message = r"minutes=72.1 is impossible.*72.2 or more: a round of 12 labels takes so long here"
+    with pytest.raises(ConfigError, match=message):
+        Distillation(distillation.settings, distillation.folder).run()
+
+
+def test_a_label_takes_what_dynamics_of_both_take(begin, monkeypatch):
+    """40 fs are 20 steps; new trajectories are half as long as labels', and own ones twice."""
+    monkeypatch.undo()
+    monkeypatch.setattr(rounds, "seconds", lambda calculators, atoms: [3.0, 0.5])
+    for driver, label in {"teacher": 3 * (20 + 10 + 2) + 0.5 * 40, "student": 6 + 30}.items():
+        distillation = begin(run=driver, driver=driver)
+        (distillation.work / "student.txt").write_text("channels=2")
+        assert distillation._seconds()["label"] == label
+
+
+def test_labels_begin_where_a_student_was_stopped(begin, monkeypatch):
+    monkeypatch.setattr(Limits, "of", lambda *_: Limits({(29, 29): 0.0}, 1e9, (0.0, 1e-3)))
+    distillation = begin(labels=2 * ROUND + LAST)
+    begun = []
+    monkeypatch.setattr(sampling, "continued", lambda cell, last: begun.append(last) or cell)
+    distillation.run()
+    places = [atoms.info["place"] for atoms in begun if atoms.info["round"] == 0]
+    assert {"labels-0-0-stopped", "labels-0-1-stopped"} <= {*places}
+
+
+@pytest.mark.parametrize("given", [{}, {"driver": "student"}, {"start": "slab"}])
+def test_minimum_of_a_crystal_is_labelled_once(given, begin, tmp_path):
+    if "start" in given:
+        ase.io.write(tmp_path / "slab.xyz", MATERIALS["slab with an adsorbate"])
+        given = {"start": tmp_path / "slab.xyz"}
+    distillation = begin(batch=48, **given)
+    distillation._sample("labels", 0)
+    labels = distillation.frames("labels")
+    assert len(labels) == 48
+    found = [a for a in labels if a.info["config_type"] == "minimum"]
+    assert len(found) == (0 if given else 12)
+    assert distillation.curved(1) == 0
 
 
 def test_labels_are_those_of_the_teacher_and_tests_are_not_trained_on(begin, steady):
@@ -207,7 +263,8 @@ def test_labels_are_those_of_the_teacher_and_tests_are_not_trained_on(begin, ste
         energy, forces = frame.get_potential_energy(), frame.get_forces()
         assert energy == pytest.approx(atoms.get_potential_energy(), abs=1e-9)
         np.testing.assert_allclose(forces, atoms.get_forces(), atol=1e-9)
-    assert [a.info["config_type"] for a in labels] == ["dynamics"] * 14 + ["strained"] * 2
+    kinds = ["dynamics"] * 10 + ["minimum"] * 4 + ["strained"] * 2
+    assert [a.info["config_type"] for a in labels] == kinds
     assert {a.info["config_type"] for a in tests} == {"dynamics", "own"}
     trained_on = {a.positions.tobytes() for a in distillation.trained_on(1)}
     assert len(trained_on) == distillation.trained[-1][0] == 16 + 4
@@ -279,7 +336,9 @@ def test_trajectory_on_which_the_teacher_fails_has_ended(begin, capsys):
         "0",
         "CalculationFailed: RuntimeError: no convergence",
     )
-    assert "the teacher fails, labels-0-0-0 in" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "the teacher fails, labels-0-0-0 in" in shown
+    assert "no labels of its minimum (RuntimeError: no convergence" in shown
 
 
 def test_teacher_that_fails_at_the_start_is_reported(begin):
@@ -338,9 +397,7 @@ class Killed(BaseException):
 def test_a_killed_distillation_ends_like_one_that_was_not(part, begin, monkeypatch):
     """At a file of it, by chance; what is on the disk changes with a whole file alone."""
     given, replace, count = {"labels": ROUND + LAST, "forces": 1e-9}, os.replace, [0]
-    seed = time.time_ns()
-    print("seed", seed)  # other moments in every run of the test
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(int(10 * part))
 
     def counted(source, target):
         count[0] -= 1

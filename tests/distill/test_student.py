@@ -31,9 +31,10 @@ def labels_of(kinds):
 def test_spread_is_fitted_to_dynamics(fitted, tmp_path):
     """Every third of the first twelve labels validates, and then every eighth."""
     kinds = ["dynamics"] * 20 + ["own"] * 12 + ["strained"] * 16 + ["stopped"] * 8
-    student.train(tmp_path, labels_of(kinds), [], "channels=2", 7, seed=3)
+    student.train(tmp_path, labels_of(kinds), [], "channels=2", 7, 0.5, seed=3)
     words, (run, train, validation) = fitted
-    assert {"steps=7", "seed=3", "channels=2", "training.stress_weight=10"} <= {*words}
+    given = {"steps=7", "max_minutes=0.5", "seed=3", "channels=2", "training.stress_weight=1000"}
+    assert given <= {*words}
     assert (run, train) == (tmp_path / "run", None)
     assert [s.config_type for s in validation] == ["dynamics"] * 5 + ["own"] * 2
     sides = [ase.io.read(tmp_path / f"{name}.xyz", ":") for name in ("train", "val")]
@@ -41,12 +42,12 @@ def test_spread_is_fitted_to_dynamics(fitted, tmp_path):
 
 
 def test_spread_is_fitted_to_all_where_dynamics_are_few(fitted, tmp_path):
-    student.train(tmp_path, labels_of(["strained"] * 32), [], "channels=2", 7)
+    student.train(tmp_path, labels_of(["strained"] * 32), [], "channels=2", 7, 0.5)
     assert fitted[1] == (tmp_path / "run", None, None)
 
 
 def test_later_rounds_train_on_the_network_before(fitted, tmp_path):
-    student.train(tmp_path, labels_of(["dynamics"] * 32), [], "channels=2", 7, start="before")
+    student.train(tmp_path, labels_of(["dynamics"] * 32), [], "channels=2", 7, 0.5, start="before")
     assert {"start_from=before", "training.lr=0.005"} <= {*fitted[0]}
     assert "channels=2" not in fitted[0]
 

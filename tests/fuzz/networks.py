@@ -239,8 +239,7 @@ def layer(of: dict, x, lengths, y, ends, mask, parameters: Parameters, name: str
         t = t * mask[:, None]
     if of["message"] == "Linear":
         t = linear("flax", t, of["out"], parameters, f"{name} message")
-    else:
-        t = in_chunks(of["message"], t, parameters, "")
+    t = in_chunks(of["message"], t, parameters, "")
     n = summed(of["sum"], t, r, x.shape[0], lengths)
     n = n / 1.7 if of["scale"] == "average" else n
     n = n * jnp.sin(x.array[:, :1]) if of["scale"] == "nodes" else n

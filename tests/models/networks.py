@@ -1,9 +1,8 @@
 """Small networks of each kind."""
 
-import jax
-
 from eqfuse.models import MACE, Allegro, NequIP
 from tests.models.conftest import CUTOFF
+from tests.parameters import drawn
 
 COMMON = {
     "num_species": 3,
@@ -26,6 +25,5 @@ def small(cls, irreps_out="0e", **settings):
     return cls(irreps_out, **SMALL[cls] | settings)
 
 
-def variables_of(model, graph, seed=0):
-    init = jax.jit(model.init)
-    return init(jax.random.key(seed), graph.vectors, graph.species, graph.edges)
+def variables_of(model, graph, seed=3):
+    return drawn(model, graph.vectors, graph.species, graph.edges, seed=seed)

@@ -15,7 +15,7 @@ from eqfuse.models import MACE, NequIP, predict, radial_table, with_tables
 from eqfuse.models.radial import bessel_basis, polynomial_cutoff, xplor_cutoff
 from eqfuse.models.radial_table import RadialTable, choose, radial_basis
 from tests.models.conftest import CUTOFF
-from tests.models.networks import small, variables_of
+from tests.models.networks import small
 from tests.models.settings_variants import mace
 from tests.ops import tiers
 
@@ -40,6 +40,12 @@ SETTINGS = {
 }
 CASES = tiers.slow_unless(["nequip xplor", "mace agnesi", "allegro"], *SETTINGS)
 ONE_CASE = tiers.slow_unless(["nequip xplor"], *SETTINGS)
+
+
+def first_variables(network, graph):
+    """Return those of JAX's random numbers, by whose size bounds here are."""
+    init = jax.jit(network.init)
+    return init(jax.random.key(0), graph.vectors, graph.species, graph.edges)
 
 
 def with_table(potential, radial="table", knots=128):
@@ -83,7 +89,7 @@ def make(small_potential, batch):
     @functools.cache
     def make(case):
         potential = small_potential(case.split()[0], **SETTINGS[case])
-        variables = variables_of(potential, batch)
+        variables = first_variables(potential, batch)
         return potential, variables, results(with_table(potential, "network"), variables, batch)
 
     return make
@@ -259,7 +265,7 @@ def test_kept_tables_give_the_same_and_are_of_their_parameters(make, batch, case
 def test_nonlinear_interactions_have_no_tables(graph, monkeypatch):
     """Compute them by networks for any number of edges, for which others have tables."""
     network = functools.partial(mace, "nonlinear", layers=1)
-    variables = variables_of(network(), graph)
+    variables = first_variables(network(), graph)
     arguments = variables, graph.vectors, graph.species, graph.edges
     expected = jax.jit(network(radial="network").apply)(*arguments).array
     monkeypatch.setitem(radial_table.EDGES_PER_KNOT, "cpu", 0)

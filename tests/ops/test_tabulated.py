@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from tests.ops.parity import along_random_directions, initial, only
+from tests.ops.parity import along_random_directions, only
+from tests.parameters import drawn
 
 NODES, EDGES, INTERVALS, ORDER = 4, 11, 3, 4
 HARMONICS = "0e+1o"
@@ -39,7 +40,7 @@ def problem(mul: int, dtype: str = "float64", seed: int = 0):
 def functions(irreps, arrays, table, edges, module):
     """Return the op of (x, y, number, table) by kernels, and of weights that are interpolated."""
     x, y = (e3nn.IrrepsArray(i, a) for i, a in zip((irreps, HARMONICS), arrays, strict=True))
-    params = initial(module.clone(backend="xla"), x, y, table.rows("xla"), edges)
+    params = drawn(module.clone(backend="xla"), x, y, table.rows("xla"), edges)
     params = jax.tree.map(lambda p: p.astype(x.dtype), params)
 
     def op(make):

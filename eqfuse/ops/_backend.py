@@ -29,9 +29,6 @@ TF32X3 = "TF32_TF32_F32_X3"
 
 _ANY_ORDER = "EQFUSE_DETERMINISTIC"
 
-MANY = {"backend": "e3nn", "why": "x and y both have several channels"}
-"""What is recorded of a product that e3nn-jax computes on every backend: it has no form."""
-
 COMPLEX = "complex operands are computed by backend 'e3nn' alone"
 
 
@@ -66,10 +63,10 @@ def recorded():
         _recorded.reset(token)
 
 
-def record(**fields: str) -> None:
-    """Record more of the last op: whether it runs as one kernel, or that e3nn-jax computes it."""
+def record_fused(text: str) -> None:
+    """Record whether the last op runs as one kernel, and the reason."""
     if ops := _recorded.get():
-        ops[-1] = dataclasses.replace(ops[-1], **fields)
+        ops[-1] = dataclasses.replace(ops[-1], fused=text)
 
 
 def is_set(variable: str) -> bool:

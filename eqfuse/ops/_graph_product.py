@@ -37,8 +37,8 @@ def graph_tensor_product(
 
     On a GPU this is one kernel, and its backward pass one kernel (two or three in float64, or for
     l = 3), and no product of an edge is written to memory; sums are the same bit for bit in every
-    run, unless EQFUSE_DETERMINISTIC is 0. Where x and y both have several channels, e3nn-jax writes
-    the products of the edges to memory, and XLA sums them, in an order that is not fixed on a GPU.
+    run, unless EQFUSE_DETERMINISTIC is 0. Where x and y both have several channels, the products of
+    the edges are written to memory and summed by XLA, in an order that is not fixed on a GPU.
 
     Args:
       x: node features, IrrepsArray [num_nodes, irreps_x]; or irreps, to get those of the output.
@@ -100,7 +100,7 @@ def graph_tensor_product(
     )
     refuse(mode, unsupported_product_reason(product, backend))
     messages = functools.partial(tensor_product, backend=backend, **options)
-    apart = product is None or mode == "never"
+    apart = bool(product.repeated) or mode == "never"
     if is_half and backend == "triton" and not apart and x.dtype == jnp.float32:
         weights = weights.astype(jnp.bfloat16)
     return summed_product(product, x, y, weights, edges, messages if apart else None, backend)

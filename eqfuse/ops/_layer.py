@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from eqfuse.ops import _reference
-from eqfuse.ops._backend import MANY, matmul_precision, record, resolve
+from eqfuse.ops._backend import matmul_precision, record_fused, resolve
 from eqfuse.ops._edges import Edges, check_edges
 from eqfuse.ops._interpolate import Tabulated
 from eqfuse.ops._linear import (
@@ -22,6 +22,8 @@ from eqfuse.ops._linear import (
 )
 from eqfuse.ops._tensor_product import (
     check_receivers,
+    evaluate_rows,
+    gather_columns,
     graph_operands,
     irreps_filter,
     normalization,
@@ -43,8 +45,8 @@ class TensorProductLinear(nn.Module):
     """`e3nn.flax.Linear` of a tensor product.
 
     `fused` decides whether product and Linear are one kernel forward and one backward, or a kernel
-    each, which keep the product for the backward: [rows, size], or [num_nodes, size] on a graph.
-    Where x and y both have several channels, e3nn-jax computes the products, of rows or of edges.
+    each, which keep the product for the backward: [rows, size], or [num_nodes, size] on a graph. On
+    a graph where x and y both have several channels, the products of edges are in memory.
 
     Over rows: Linear(x (x) y). On a graph, with `edges`: Linear(sum over the edges of a node of
     weights * (x[senders] (x) y)). The parameters are those of `e3nn.flax.Linear` in its place.
@@ -124,17 +126,18 @@ class TensorProductLinear(nn.Module):
             refuse(mode, "backend 'e3nn' computes op by op")
             return self._reference(x, y, weights, edges, skip, gate, options)
         x, y, weights = self._operands(x, y, weights, edges, options)
-        given, whole = (x, y, edges), self._product(x, y, weights, edges, options)
-        product, ghosts = whole, edges is not None and edges.num_receivers is not None
-        if whole is None or ghosts or isinstance(weights, Tabulated):
-            if whole is None or whole.form.paths:
-                refuse(mode, "some nodes only send" if whole else MANY["why"])
-            x, y = self._composed(whole, x, y, weights, edges, options, backend)
+        product = self._product(x, y, weights, edges, options)
+        linear, parameters, zero_flags = self._linear(product, x, y, edges)
+        apart = product.repeated or isinstance(weights, Tabulated)
+        if edges is not None and (apart or edges.num_receivers is not None):
+            if any(t.x is not None for t in linear.linear_form.terms):
+                several = "x and y both have several channels, and their products are summed"
+                refuse(mode, several if product.repeated else "some nodes only send")
+            x, y = self._summed(product, x, y, weights, edges, options, backend)
             weights = edges = None
             product = self._product(x, y, weights, edges, options)
-        linear, parameters, zero_flags = self._linear(whole or product, *given)
         fused_gate = make_gate and _fused_gate(make_gate, linear, zero_flags, mode)
-        batch_axes, arrays = _rows(x, y, weights, edges)
+        batch_axes, arrays = _rows(product, x, y, weights, edges)
         if skip is not None:
             skip = e3nn.as_irreps_array(skip)
             shape, irreps = batch_axes.shape, linear.irreps_out
@@ -152,7 +155,7 @@ class TensorProductLinear(nn.Module):
             num_rows, num_nodes = edges.num_edges, edges.num_nodes
         fused = Fused.build(product.form, linear, fused_gate, bool(added))
         chosen = choose(mode, fused, num_rows, num_nodes, backend, dtype)
-        record(fused=chosen.text)
+        record_fused(chosen.text)
         call = layer.Call(fused, num_rows, num_nodes, backend, chosen.kernels)
         out = batch_axes.unflatten(layer.evaluate(call, floats, integers))
         if fused_gate is not None:
@@ -213,7 +216,7 @@ class TensorProductLinear(nn.Module):
             check_receivers(x, y, edges)
         return x, y, None
 
-    def _product(self, x, y, weights, edges, options) -> products.Product | None:
+    def _product(self, x, y, weights, edges, options) -> products.Product:
         build, more = products.channelwise_tensor_product, {}
         if not self.channelwise:
             build = products.tensor_product
@@ -229,24 +232,20 @@ class TensorProductLinear(nn.Module):
             **more,
         )
 
-    def _composed(self, product, x, y, weights, edges, options, backend):
-        """Return the products, summed over a node's edges, and a scalar one to multiply by.
+    def _summed(self, product, x, y, weights, edges, options, backend):
+        """Return the products summed over a node's edges, and a scalar one to multiply by."""
 
-        Where there is no form of the `product`, e3nn-jax computes it.
-        """
-        of_e3nn = functools.partial(
-            _reference.tensor_product, scalar_first=self.scalar_first, **options
-        )
-        if edges is None:
-            out = of_e3nn(x, y)
-        elif isinstance(weights, Tabulated) and product is not None:
+        def messages(x, y):
+            return evaluate_rows(self._product(x, y, None, None, options), x, y, backend)
+
+        if isinstance(weights, Tabulated) and not product.repeated:
             factored = y.array * weights.factor
             [out] = tabulated.evaluate(product.form, x.array, factored, weights, edges, backend)
             out = e3nn.IrrepsArray(product.irreps_out, out)
         else:
             weights = weights.rows(backend) if isinstance(weights, Tabulated) else weights
-            messages = of_e3nn if product is None else None
-            out = summed_product(product, x, y, weights, edges, messages, backend)
+            apart = messages if product.repeated else None
+            out = summed_product(product, x, y, weights, edges, apart, backend)
         return out, e3nn.IrrepsArray("0e", jnp.ones((1, 1), out.dtype))
 
     def _reference(self, x, y, weights, edges, skip, gate, options):
@@ -325,14 +324,14 @@ def _fused_gate(make_gate, linear, zero_flags, mode: str):
     return None
 
 
-def _rows(x, y, weights, edges):
+def _rows(product, x, y, weights, edges):
     """Return the leading axes of the result, and the operands of the product's form."""
     if edges is not None:
         batch_axes = BatchAxes(x.shape[:-1])
         return batch_axes, [x.array, y.array] + ([] if weights is None else [weights])
     shape = jnp.broadcast_shapes(x.shape[:-1], y.shape[:-1])
     batch_axes = BatchAxes(shape)
-    return batch_axes, [batch_axes.flatten(a.array) for a in (x, y)]
+    return batch_axes, gather_columns(product, [batch_axes.flatten(a.array) for a in (x, y)])
 
 
 def linear(x, parameters, irreps_out, *, index=None, weights=None, **options):

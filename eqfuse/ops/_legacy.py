@@ -7,7 +7,7 @@ import e3nn_jax as e3nn
 import e3nn_jax.legacy
 import jax.numpy as jnp
 
-from eqfuse.ops._backend import MANY, record, resolve
+from eqfuse.ops._backend import resolve
 from eqfuse.ops._tensor_product import evaluate_rows, operands
 from eqfuse.ops.ir import products
 from eqfuse.ops.ir.form import Form, Operand, Path, SegmentRef
@@ -72,9 +72,6 @@ class FunctionalTensorProduct(e3nn.legacy.FunctionalTensorProduct):
         flags = {"zero_x": x.zero_flags, "zero_y": y.zero_flags, "unroll": backend == "llvm"}
         keep = tuple(sorted({ir for *_, ir in paths}))
         product = products.tensor_product(x.irreps, y.irreps, keep, "none", False, **flags)
-        if product is None:
-            record(**MANY)
-            return super().left_right(weights, input1, input2, **options)
         rows = evaluate_rows(product, x, y, backend)
         pairs = itertools.product(enumerate(x.irreps), enumerate(y.irreps))
         made = [(i, j, ir) for (i, a), (j, b) in pairs for ir in a.ir * b.ir if ir in keep]

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from eqfuse.ops import _reference
-from eqfuse.ops._backend import MANY, record, resolve
+from eqfuse.ops._backend import resolve
 from eqfuse.ops._edges import Edges, check_edges
 from eqfuse.ops._interpolate import Tabulated
 from eqfuse.ops.ir import products
@@ -71,9 +71,6 @@ def tensor_product(
 
         out[..., (u, v), k] = sum over i, j:  cg[i, j, k] * input1[..., u, i] * input2[..., v, j]
 
-    Where both operands have an irrep more than four times, e3nn-jax computes it: on a CPU, beyond
-    2048 terms.
-
     A NaN or inf of an operand reaches every output that depends on it, on every backend. On
     "llvm" and "triton" it reaches no other, since the kernels compute the terms alone whose
     coefficient is not zero. On "xla" and "e3nn", which multiply by the zeros of the whole table cg
@@ -109,29 +106,23 @@ def tensor_product(
 
 def _of_e3nn(op: str, input1, input2, backend: str | None, filter_ir_out, **options):
     """Return e3nn's product of this name by a form of ours; for irreps, the product's irreps."""
-    of_irreps = are_irreps(input1, input2)
-    backend = resolve(backend, "" if of_irreps else op, input1, input2)
+    backend = resolve(backend, "" if are_irreps(input1, input2) else op, input1, input2)
     keep = irreps_filter(filter_ir_out)  # once: it may be an iterator
-    of_e3nn = functools.partial(getattr(e3nn, op), input1, input2, filter_ir_out=keep, **options)
     if backend == "e3nn":
-        return of_e3nn()
+        return getattr(e3nn, op)(input1, input2, filter_ir_out=keep, **options)
     more = {}
     if op == "tensor_product":
-        more = {"regroup": options["regroup_output"], "unroll": of_irreps or backend == "llvm"}
+        more = {"regroup": options["regroup_output"], "unroll": backend == "llvm"}
     build = functools.partial(
         getattr(products, op),
         filter_ir_out=keep,
         normalization=normalization(options["irrep_normalization"]),
         **more,
     )
-    if of_irreps:
-        product = build(e3nn.Irreps(input1), e3nn.Irreps(input2))
-        return product.irreps_out if product else of_e3nn()
+    if are_irreps(input1, input2):
+        return build(e3nn.Irreps(input1), e3nn.Irreps(input2)).irreps_out
     x, y = operands(op, input1, input2)
     product = build(x.irreps, y.irreps, zero_x=x.zero_flags, zero_y=y.zero_flags)
-    if product is None:
-        record(**MANY)
-        return of_e3nn()
     return evaluate_rows(product, x, y, backend)
 
 
@@ -169,14 +160,20 @@ def elementwise_tensor_product(
 
 def evaluate_rows(product: products.Product, x, y, backend: str):
     """Return the product of two IrrepsArrays, their leading axes broadcast and taken as rows."""
+    if product.repeated:  # no tangent passes through blocks that are known to be zero
+        x, y = (
+            e3nn.from_chunks(a.irreps, a.chunks, a.shape[:-1], a.dtype) if any(a.zero_flags) else a
+            for a in (x, y)
+        )
     shape = jnp.broadcast_shapes(x.shape[:-1], y.shape[:-1])
     batch_axes = BatchAxes(shape)
-    arrays = [  # one row, where it is the same for all
+    rows = (  # one row, where it is the same for all
         a.array.reshape(1, a.irreps.dim)
         if math.prod(a.shape[:-1]) == 1
         else batch_axes.flatten(a.array)
         for a in (x, y)
-    ]
+    )
+    arrays = gather_columns(product, list(rows))
     form = sharing(product.form, arrays, batch_axes.count)
     [out] = forms.evaluate(form, arrays, backend=backend)
     return e3nn.IrrepsArray(
@@ -184,9 +181,7 @@ def evaluate_rows(product: products.Product, x, y, backend: str):
     )
 
 
-def summed_product(
-    product: products.Product | None, x, y, weights, edges: Edges, messages, backend: str
-):
+def summed_product(product: products.Product, x, y, weights, edges: Edges, messages, backend: str):
     """Return a product summed to the receivers, by one kernel.
 
     With `messages`, a function of the rows of senders and y, the products of edges are written to
@@ -202,6 +197,33 @@ def summed_product(
     form = sharing(product.form, arrays, edges.num_edges)
     [out] = forms.evaluate(form, arrays, edges, backend=backend)
     return e3nn.IrrepsArray(product.irreps_out, out)  # e3nn's sum knows of no zeros
+
+
+def gather_columns(product: products.Product, arrays: list) -> list:
+    """Return the inputs of a product's form from x and y [rows, size], channels repeated in pairs.
+
+    They are repeated by a product with ones, which is a broadcast and whose gradient is a matmul:
+    that of a gather is a scatter, ten times slower, and that of `jnp.broadcast_to` a sum that reads
+    one number after the other on a CPU.
+    """
+    if not product.repeated:
+        return arrays
+    gathered = []
+    for array, chosen in zip(arrays, product.repeated, strict=True):
+        parts = [array[:, :0]]
+        for segments, times, axis in chosen:
+            blocks = [
+                array[:, s.offset : s.offset + s.mul * s.dim].reshape(len(array), s.mul, s.dim)
+                for s in segments
+            ]
+            part = jnp.concatenate(blocks, axis=1)
+            if times != 1:
+                ones = jnp.ones(times, array.dtype)
+                subscripts = ("zmd,n->znmd", "zmd,n->zmnd")[axis]
+                part = jnp.einsum(subscripts, part, ones, precision=jax.lax.Precision.HIGHEST)
+            parts.append(part.reshape(len(array), math.prod(part.shape[1:])))
+        gathered.append(jnp.concatenate(parts, axis=1))
+    return gathered
 
 
 def sharing(form: Form, arrays, num_rows: int) -> Form:

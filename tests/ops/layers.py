@@ -91,7 +91,7 @@ class Layer(OfModule):
         return bool(dict(self.options).get("channelwise"))
 
     @property
-    def product_by_e3nn(self) -> bool:
+    def is_many_by_many(self) -> bool:
         """Return whether both operands have many channels."""
         muls = (max(mul for mul, _ in e3nn.Irreps(i)) for i in (self.x, self.y))
         return min(muls) > UNROLLED_MUL and not self.channelwise
@@ -136,7 +136,7 @@ class Layer(OfModule):
     def has(self, way: str, dtype: str) -> bool:
         if "blocks" in way:
             return self.over_rows and dtype == "float64"
-        if "always" in way and self.product_by_e3nn:
+        if "always" in way and self.is_many_by_many and not self.over_rows:
             return False
         return way != "llvm always" or (self.over_rows and dtype in ("float64", "float32"))
 

@@ -102,8 +102,7 @@ def comparisons():
     """Yield a case, a dtype and a way of each, slow where it is not by default."""
     for kind, (of, core) in KINDS.items():
         for key, dtype, way in itertools.product(of, DTYPES, WAYS):
-            by_e3nn = "many-by-many" in key and way != "llvm"
-            if by_e3nn or not of[key].has(way, dtype):
+            if not of[key].has(way, dtype):
                 continue
             name, by_default = f"{kind}: {key}", key in core.get(way, "").split()
             if dtype != "float64":

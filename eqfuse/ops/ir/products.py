@@ -21,11 +21,24 @@ from eqfuse.ops.ir.form import Form, Index, Operand, Path, Role, Segment, Segmen
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Product:
-    """A form, the irreps of its output, and which of its output blocks are zero by structure."""
+    """A form, the irreps of its output, and which of its output blocks are zero by structure.
+
+    Where `repeated` is given, the inputs of the form are these parts of x and y, side by side, so
+    that every pair of channels (u, v) is one channel.
+    """
 
     form: Form
     irreps_out: e3nn.Irreps
     zero_flags: tuple[bool, ...]
+    repeated: tuple[tuple["Repeated", ...], tuple["Repeated", ...]] | None = None
+
+
+class Repeated(NamedTuple):
+    """Blocks of an operand, one irrep, taken several times."""
+
+    segments: tuple[Segment, ...]
+    times: int
+    axis: int  # 0 repeats all of them, 1 every channel
 
 
 class Block(NamedTuple):
@@ -149,11 +162,11 @@ def regrouped(irreps: e3nn.Irreps, zeros) -> tuple[e3nn.Irreps, tuple[bool, ...]
     return irreps.simplify(), tuple(all(flags) for flags in merged.values())
 
 
-def product_of(form: Form, irreps, zeros, regroup: bool) -> Product:
+def product_of(form: Form, irreps, zeros, regroup: bool, repeated=None) -> Product:
     """Return the product of a form, of whose output blocks those of one irrep may be one."""
     irreps = e3nn.Irreps(irreps)
     irreps, zeros = regrouped(irreps, zeros) if regroup else (irreps, tuple(zeros))
-    return Product(form, irreps, zeros)
+    return Product(form, irreps, zeros, repeated)
 
 
 UNROLLED_MUL = 4
@@ -175,15 +188,15 @@ def tensor_product(
     on_graph: bool = False,
     unroll: bool = False,
     scalar_first: bool = False,
-) -> Product | None:
+) -> Product:
     """Return the form of `e3nn.tensor_product`: inputs x, y (and w), output out.
 
     The operand with the larger multiplicities runs along the channels; those of the other become
     components. `weighted` adds a weight for every irrep of the output, in its order. `on_graph`
     reads x through the senders and sums the output to the receivers. Where both operands have
-    multiplicities over `UNROLLED_MUL` there is none, but up to `UNROLLED_TERMS` terms if they may
-    `unroll`. `scalar_first` puts what the scalar of y gives before the rest of each block of the
-    output.
+    multiplicities over `UNROLLED_MUL`, the product is of `repeated` channels, over rows and
+    without weights; or not, with `unroll`, up to `UNROLLED_TERMS` terms. `scalar_first` puts what
+    the scalar of y gives before the rest of each block of the output.
     """
     x_groups, y_groups = groups(irreps_x, zero_x, regroup), groups(irreps_y, zero_y, regroup)
     mul_x, mul_y = (max((g.mul for g in side), default=1) for side in (x_groups, y_groups))
@@ -197,7 +210,7 @@ def tensor_product(
             for ir, gx, gy in blocks
         )
         if not unroll or sum(counts) > UNROLLED_TERMS:
-            return None
+            return _expanded(blocks, normalization, regroup)
     # the channels of y lie side by side in the output
     x_channels = mul_x > mul_y if many else mul_x >= mul_y
 
@@ -273,6 +286,31 @@ def _unrolled(gx: Group, gy: Group, x_channels: bool):
             for u in range(x.mul):
                 place = (first_x + u) * gy.mul + first_y, 1, y.mul
                 yield x.part(u, 1), y, place
+
+
+def _expanded(blocks, normalization: str, regroup: bool) -> Product:
+    """Return products of operands with many channels, repeated for every pair (u, v)."""
+    operands, zeros, repeated = Operands(), [], ([], [])
+    places, sizes, offset = {}, [0, 0], 0
+    for ir, gx, gy in blocks:
+        mul = gx.mul * gy.mul
+        zeros.append(gx.zero or gy.zero)
+        if (gx, gy) not in places:
+            places[gx, gy] = tuple(sizes)
+            for side, group, other in ((0, gx, gy), (1, gy, gx)):
+                segments = tuple(b.segment for b in group.blocks)
+                repeated[side].append(Repeated(segments, other.mul, axis=1 - side))
+                sizes[side] += mul * group.ir.dim
+        if mul and not zeros[-1]:
+            starts = (*places[gx, gy], offset)
+            dims = gx.ir.dim, gy.ir.dim, ir.dim
+            x, y, out = (Segment.mul_ir(s, mul, d) for s, d in zip(starts, dims, strict=True))
+            operands.add({X: x, Y: y}, out, coupling(gx.ir, gy.ir, ir, normalization))
+        offset += mul * ir.dim
+    sizes = dict(zip((X, Y, OUT), (*sizes, offset), strict=True))
+    form = operands.form(*((n, size, True, Index.ROW) for n, size in sizes.items()))
+    irreps_out = [(gx.mul * gy.mul, ir) for ir, gx, gy in blocks]
+    return product_of(form, irreps_out, zeros, regroup, tuple(map(tuple, repeated)))
 
 
 @functools.cache

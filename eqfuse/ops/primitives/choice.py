@@ -161,10 +161,12 @@ def unsupported_reason(fused: Fused, backend: str, dtype) -> str:
     return ""
 
 
-def unsupported_product_reason(product: Product | None, backend: str) -> str:
+def unsupported_product_reason(product: Product, backend: str) -> str:
     """Return why a product on a graph is not one form, or ""."""
-    if product is None:
+    if not product.form.paths:
+        return ""
+    if product.repeated:
         return "x and y both have several channels, and products of edges are written to memory"
-    if product.form.paths and backend == "xla":
+    if backend == "xla":
         return "backend 'xla' computes op by op, and has no fused kernels"
     return ""

@@ -81,7 +81,7 @@ def unseen(frames: Sequence[ase.Atoms], predicted: Sequence, least: float, limit
     pairs = zip(frames, predicted, strict=True)
     wrong = [1e3 * np.sqrt(np.mean((p.forces - a.get_forces()) ** 2)) > least for a, p in pairs]
     seen = [p.spread.energies.max() > limit for p in predicted]
-    return sum(map(operator.gt, wrong, seen))
+    return int(sum(map(operator.gt, wrong, seen)))
 
 
 def held(of, number: int) -> dict:

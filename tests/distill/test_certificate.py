@@ -1,6 +1,7 @@
 """The certificate: errors as they are, and properties beside those of the teacher."""
 
 import json
+from types import SimpleNamespace
 
 import ase.build
 import ase.io
@@ -58,6 +59,21 @@ def test_certificate_says_the_training_data(frames):
     assert found["largest_force_ev_per_a"] == pytest.approx([min(forces), max(forces)])
 
 
+def test_frames_that_are_wrong_unseen_are_counted(frames):
+    """The first is right, the second is wrong, and of the third the spread is large."""
+    errors = (0.01, 0.2, 0.2), (0.1, 0.1, 9.0)
+    predicted = [
+        SimpleNamespace(
+            forces=frame.get_forces() + error,
+            spread=SimpleNamespace(energies=np.array([0, spread])),
+        )
+        for frame, error, spread in zip(frames, *errors, strict=True)
+    ]
+    found = certificate.unseen(frames, predicted, 150.0, 1.0)
+    assert json.dumps(found) == "1"
+    assert certificate.unseen(frames, predicted, 1e3, 1.0) == 0
+
+
 MATERIALS = {
     "crystal": ase.build.bulk("Cu"),
     "molecule": ase.Atoms("Cu3", [(0, 0, 0), (2.3, 0, 0), (1, 2, 0)]),
@@ -85,6 +101,7 @@ def test_certificate_of_a_run(begin, tmp_path, kind):
     assert "nve" in {row["check"] for row in known["checks"]}
     assert known["errors"][0]["frames"] == known["frames"]["new"] + known["frames"]["last"]
     assert known["speed"]["teacher_s"] > 0
+    assert known["unseen"]["of"] == known["frames"]["last"] >= known["unseen"]["frames"]
     assert page.count("data:image/png;base64") == 2 + len(known["curves"])
     assert len(known["curves"]) == {"crystal": 7, "molecule": 2, "slab": 2}[kind]
     limit = f"is above {known['spread_limit_ev']:g} eV"

@@ -214,7 +214,7 @@ def fused(
         fields["force_irreps_out"] = True
 
     def order(graph, x, y, w=None, *skip):
-        return (x, y, w, graph, None, *skip)
+        return (x, y, w, graph, *skip)
 
     kind = ops.TensorProductLinearGate if gate else ops.TensorProductLinear
     graph = random_edges(nodes, edges) if on_graph else None

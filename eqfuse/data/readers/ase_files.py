@@ -175,7 +175,7 @@ _RESULTS = {*per_atom_properties, *per_config_properties, "virial", "virials", "
 def keep(made: ase.Atoms, given: ase.Atoms, without: Collection[str] = ()) -> dict[str, str]:
     """Add the `info`, columns, other results and constraints of given atoms to those made of them.
 
-    What has the name of a result, or of what the made ones have, gets "input_" before it.
+    What has the name of a result, or of what the made ones have, gets `input_` before it.
 
     Args:
       without: names that are left out.

@@ -35,24 +35,21 @@ def graph_tensor_product(
 
         out[n] = sum over edges e with receivers[e] = n:  weights[e] * (x[senders[e]] (x) y[e])
 
-    On a GPU this is one kernel, and its backward pass one kernel (two or three in float64, or for
-    l = 3), and no product of an edge is written to memory; sums are the same bit for bit in every
-    run, unless EQFUSE_DETERMINISTIC is 0. Where x and y both have several channels, the products of
-    the edges are written to memory and summed by XLA, in an order that is not fixed on a GPU.
+    On a GPU this is one kernel, and its backward pass one (two or three in float64, or for l = 3),
+    and no product of an edge is in memory; sums repeat bit for bit, unless EQFUSE_DETERMINISTIC is
+    0. Where x and y both have several channels, XLA sums products in memory, in any order.
 
     Args:
       x: node features, IrrepsArray [num_nodes, irreps_x]; or irreps, to get those of the output.
       y: edge features, IrrepsArray [n_edges, irreps_y], or [1, irreps_y] for all edges.
       weights: [n_edges, irreps_out.num_irreps], one number for each irrep of the product of
-        `e3nn.tensor_product`, in its order; either axis may be 1; None for no weights. On a GPU,
-        those in bfloat16 beside float32 are read as such, half of the bytes of a forward pass, and
-        sums are in float32; weights that are rounded so change results by 2e-3 (rms).
+        `e3nn.tensor_product`, in its order; either axis may be 1; None for no weights. A GPU reads
+        bfloat16 beside float32 as such and sums in float32: so rounded, 2e-3 (rms) is lost.
       edges: who sends to whom.
       filter_ir_out, irrep_normalization, regroup_output: as in `tensor_product`.
       backend: as in `tensor_product`.
       fused: "auto" and "always" are the above, and "always" refuses what is written to memory.
-        "never" gathers, multiplies, weights and sums one after the other. See
-        `eqfuse.ops.resolve_fused`.
+        "never" does one after the other. See `eqfuse.ops.resolve_fused`.
     Returns:
       IrrepsArray [num_nodes, irreps_out] of the promoted dtype, accumulated in float32 or better;
       the Irreps of the output if irreps were given.
@@ -63,8 +60,7 @@ def graph_tensor_product(
 
     Example:
       >>> edges = ops.Edges.from_arrays([0, 1, 2], [1, 2, 1], num_nodes=3)  # 0 -> 1, 1 -> 2, 2 -> 1
-      >>> x = e3nn.IrrepsArray("0e", jnp.array([[1.0], [2.0], [3.0]]))  # of nodes
-      >>> y = e3nn.IrrepsArray("1o", jnp.eye(3))  # of edges
+      >>> x, y = e3nn.IrrepsArray("0e", 1.0 + jnp.c_[:3]), e3nn.IrrepsArray("1o", jnp.eye(3))
       >>> ops.graph_tensor_product(x, y, edges=edges).array
       Array([[0., 0., 0.],
              [1., 0., 3.],
@@ -85,7 +81,6 @@ def graph_tensor_product(
     if backend == "e3nn":
         refuse(mode, "backend 'e3nn' computes op by op")
         return _reference.graph_tensor_product(x, y, weights, edges, **options)
-
     product = products.tensor_product(
         x.irreps,
         y.irreps,

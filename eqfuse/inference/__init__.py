@@ -2,7 +2,7 @@
 
 Of a run, here one of copper and aluminium; `eqfuse.Calculator` and some others are these:
 
-    >>> import ase.build
+    >>> import pathlib, ase.build
     >>> atoms = ase.build.bulk("Cu", cubic=True)
     >>> inference.require_backend("xla")
     >>> network = inference.Network("first")
@@ -12,6 +12,7 @@ Of a run, here one of copper and aluminium; `eqfuse.Calculator` and some others 
     >>> atoms.calc = inference.Calculator("first")
     >>> bool(abs(atoms.get_potential_energy() - predicted.energy) < 1e-4)
     True
+    >>> inference.require_writable(pathlib.Path("copper.xyz"), source="bulk.xyz")
     >>> inference.write_atoms("copper.xyz", [atoms], inference.format_of("copper.xyz", 1))
     >>> inference.descriptors("first", atoms).shape, inference.hessian("first", atoms).shape
     ((4, 8), (4, 3, 4, 3))
@@ -58,6 +59,7 @@ _LATE = {
     "hessian": "eqfuse.inference.calculator",
     "load_networks": "eqfuse.inference.network",
     "require_backend": "eqfuse.inference.commands",
+    "require_writable": "eqfuse.inference.commands",
     "unlike_training": "eqfuse.inference.network",
     "with_spread": "eqfuse.inference.spread",
     "write_atoms": "eqfuse.inference.commands",

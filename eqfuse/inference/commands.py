@@ -14,7 +14,7 @@ import ase
 import ase.io
 import numpy as np
 from ase.calculators.singlepoint import SinglePointCalculator
-from ase.io.formats import filetype, ioformats
+from ase.io.formats import UnknownFileTypeError, filetype, ioformats
 from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse import data, models, ops
@@ -66,14 +66,7 @@ class Predict(ReadSettings):
 def run_predict(options: Predict):
     require_backend(options.backend)
     out = options.out or Path(f"{stem(options.file)}-predicted.xyz")
-    if out.exists() and not out.is_file():
-        what = "a folder" if out.is_dir() else "a device or a pipe"
-        raise data.DataError(f"{out} is {what}; give the name of a file")
-    source = Path(indexed(options.file)[0])
-    if out.exists() and source.exists() and out.samefile(source):
-        raise data.DataError(f"{out} is the file that is read; give another name to write to")
-    if not out.parent.is_dir():
-        raise data.DataError(f"there is no folder {out.parent}; make it first")
+    require_writable(out, options.file)
     kinds = ("which", "dtype", "backend", "head", "dispersion")
     networks = load_networks(options.run, **{name: getattr(options, name) for name in kinds})
     if len(networks) > 1:
@@ -118,6 +111,7 @@ class Select:
 def run_select(options: Select):
     require_backend()
     out = options.out or Path(f"{stem(options.file)}-selected.xyz")
+    require_writable(out, options.file)
     networks = load_networks(options.runs)
     if len(networks) < 2 and networks[0].uncertainty is None:
         raise data.DataError(
@@ -241,6 +235,18 @@ def _with_prediction(structure: Structure, predicted: Predicted) -> ase.Atoms:
     return atoms
 
 
+def require_writable(out: Path, source: str | os.PathLike):
+    """Raise a DataError where no file `out` can be made, or where it is the one that is read."""
+    if out.exists() and not out.is_file():
+        what = "a folder" if out.is_dir() else "a device or a pipe"
+        raise data.DataError(f"{out} is {what}; give the name of a file")
+    source = Path(indexed(source)[0])
+    if out.exists() and source.exists() and out.samefile(source):
+        raise data.DataError(f"{out} is the file that is read; give another name to write to")
+    if not out.parent.is_dir():
+        raise data.DataError(f"there is no folder {out.parent}; make it first")
+
+
 def format_of(path: str | os.PathLike, frames: int) -> str:
     """Return ASE's name of the format that a file's suffix stands for.
 
@@ -249,7 +255,10 @@ def format_of(path: str | os.PathLike, frames: int) -> str:
     path = Path(path)
     if path.suffix in (".xyz", ".extxyz"):
         return "extxyz"
-    format = filetype(str(path), read=False)
+    try:
+        format = filetype(str(path), read=False)
+    except UnknownFileTypeError:  # a name without a suffix
+        format = None
     if format not in ioformats:
         raise data.DataError(f"{path}: ASE writes no such format; end its name with .xyz")
     known = ioformats[format]

@@ -75,12 +75,14 @@ class Network:
     Raises:
       CheckpointError: no readable checkpoint, or no such head.
       ConfigError: another dispersion, or no `dftd3`.
+      TypeError: `run` is no name.
       ValueError: another `which`, dtype or `radial`.
     """
 
     def __init__(
         self, run, *, which=None, dtype=None, backend=None, radial=None, head=None, dispersion=None
     ):
+        require_name(run)
         if dtype not in (None, "float32", "float64"):
             raise ValueError(f"dtype must be float32 or float64, got {dtype!r}")
         keep_programs()
@@ -280,6 +282,13 @@ def _uncertainty(file: Path, network: str) -> dict | None:
     return None
 
 
+def require_name(run):
+    """Raise a TypeError for what names no network, such as a calculator."""
+    if not isinstance(run, str | os.PathLike):
+        named = "the folder of a run, a file of its network, or the name of a published one"
+        raise TypeError(f"a network must be {named}, got {type(run).__name__}")
+
+
 def find_runs(run) -> list:
     """Return the runs that a name stands for: a run, a folder of runs, a pattern, or several."""
     runs = _runs_of(run)
@@ -294,6 +303,7 @@ def _runs_of(run) -> list:
         if not run:
             raise CheckpointError("no run is given; name at least one")
         return [found for one in run for found in _runs_of(one)]
+    require_name(run)
     path = Path(run).expanduser()
     if path.exists() or not any(mark in str(run) for mark in "*?["):
         inside = [] if (path / "checkpoints").exists() else sorted(path.glob("*/checkpoints"))

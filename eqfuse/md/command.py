@@ -74,10 +74,11 @@ def relax_main(options: Relax):
     """Relax, write and print a table; raise an error if some are not relaxed."""
     source = Path(data.indexed(options.file)[0])
     target = options.out or source.with_name(f"{source.stem}_relaxed.xyz")
+    from eqfuse.inference import format_of, require_writable, write_atoms
+
+    require_writable(target, options.file)
     if target.exists():
         raise ConfigError(f"{target} exists; remove it, or give another file")
-    from eqfuse.inference import format_of, write_atoms
-
     frames = [*data.iterate_atoms(options.file, types=options.types)]
     format = format_of(target, len(frames))
     outcomes = md.relax(options.run, frames, options)

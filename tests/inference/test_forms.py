@@ -97,6 +97,8 @@ def test_every_function_takes_every_form(name, trained, two, tmp_path):
     for wrong in ([], {"a": two[0]}, [two], 3):
         with pytest.raises((DataError, TypeError), match=r"structures"):
             call(trained, wrong, tmp_path)
+    with pytest.raises(TypeError, match=r"(a network|run) must be"):
+        call(3, two[0], tmp_path)
 
 
 def _in(frames, folder):

@@ -99,6 +99,8 @@ def test_bad_input_is_refused_in_one_line(committee, unlabelled, water, tmp_path
         ([run, unlabelled, "/dev/full"], "is a device or a pipe"),
         ([run, unlabelled, tmp_path / "no" / "out.xyz"], "there is no folder"),
         ([run, unlabelled, tmp_path / "out.unknown"], "ASE writes no such format"),
+        ([run, unlabelled, tmp_path / "out"], "ASE writes no such format"),
+        ([run, f"{unlabelled}@99", xyz], "@99 has no frames; give another index"),
         ([run, unlabelled, tmp_path / "POSCAR"], "holds one frame"),
         ([run, unlabelled, xyz, "backend=foo"], "error: backend 'foo' is unknown"),
     ):

@@ -128,6 +128,8 @@ def test_the_command_writes_what_is_relaxed(run, frames, tmp_path, capsys):
     assert "2 structures in" in capsys.readouterr().out
     assert cli.main(["relax", str(run), str(source)]) == 2
     assert "exists" in capsys.readouterr().err
+    assert cli.main(["relax", str(run), str(source), str(tmp_path / "no" / "x.xyz")]) == 2
+    assert "there is no folder" in capsys.readouterr().err  # before anything is computed
     target = str(tmp_path / "other.xyz")
     assert cli.main(["relax", str(run), str(source), target, "fmax=1e-9", "steps=1"]) == 1
     assert "2 of 2 structures are not relaxed after 1 steps" in capsys.readouterr().err

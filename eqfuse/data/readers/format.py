@@ -160,7 +160,9 @@ def some(frames: Iterable, path: str | os.PathLike) -> Iterator:
         is_empty = False
         yield frame
     if is_empty:
-        raise DataError(f"{path} has no frames; give a file with structures in it")
+        chosen = indexed(path)[1] != slice(None)
+        need = "another index" if chosen else "a file with structures in it"
+        raise DataError(f"{path} has no frames; give {need}")
 
 
 def collected(

@@ -71,8 +71,11 @@ def _with_velocities(atoms: ase.Atoms, unit: str | None) -> ase.Atoms:
     """Return atoms with the velocities of a column that has another name, in a unit.
 
     Raises:
-      DataError: no unit is given, and the atoms have no momenta.
+      DataError: no unit is given, and the atoms have no momenta, or momenta of another name.
     """
+    if unit != "drawn" and not atoms.has("momenta") and (names := unread_names(atoms, "momenta")):
+        text = f"{', '.join(names)} of the start may be momenta: rename the column to momenta"
+        raise DataError(f"{text}, as ASE does, in its unit, sqrt(eV amu), or give velocities=drawn")
     names = unread_names(atoms, "velocities")
     if not names or unit == "drawn" or (unit is None and atoms.has("momenta")):
         return atoms

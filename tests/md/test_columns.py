@@ -52,6 +52,17 @@ def test_velocities_of_another_name_need_a_unit(name, unit, factor, start, tmp_p
     np.testing.assert_allclose(own.get_velocities(), 1)
 
 
+def test_momenta_of_another_name_are_refused(start):
+    start.arrays["momentum"] = VELOCITIES
+    with pytest.raises(DataError, match="momentum of the start may be momenta: rename"):
+        structures_of(start, Settings())
+    [drawn] = structures_of(start, Settings(velocities="drawn"))
+    assert not drawn.get_velocities().any()
+    start.set_momenta(VELOCITIES)
+    [own] = structures_of(start, Settings())
+    np.testing.assert_array_equal(own.get_momenta(), VELOCITIES)
+
+
 def test_the_command_refuses_velocities_without_a_unit(start, tmp_path):
     start.arrays["vel"] = VELOCITIES
     with pytest.raises(DataError, match="vel of the start"):

@@ -223,17 +223,18 @@ _IS_HELD = (
 )
 HELD = "atoms that are held"
 _OTHER_NAMES = {"velocities": _IS_VELOCITY, "masses": r"(atom(ic)?)?mass?e?", HELD: _IS_HELD}
+_OTHER_NAMES["momenta"] = r"(atom(ic)?|initial)?moment(a|um)"
 
 
 def unread_names(atoms: ase.Atoms, what: str) -> list[str]:
-    """Return the names that may be "velocities", "masses" or `HELD` in another spelling."""
+    """Return other spellings of "velocities", "momenta", "masses" or `HELD` that atoms have."""
 
     def fits(name: str, value) -> bool:
         key, shape = plain(name), np.shape(value)
-        if not re.fullmatch(_OTHER_NAMES[what], key) or name in ("masses", "move_mask"):
+        if not re.fullmatch(_OTHER_NAMES[what], key) or name in ("masses", "momenta", "move_mask"):
             return False
         is_column = shape == (len(atoms),) and (what == "masses" or key[-1] in "xyz")
-        return what == HELD or is_column or (what == "velocities" and shape == (len(atoms), 3))
+        return what == HELD or is_column or (what != "masses" and shape == (len(atoms), 3))
 
     return [name for name, value in {**atoms.info, **atoms.arrays}.items() if fits(name, value)]
 

@@ -8,6 +8,7 @@ from eqfuse.ops import _reference
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._edges import Edges, check_edges
 from eqfuse.ops._tensor_product import (
+    are_halves,
     are_irreps,
     graph_operands,
     irreps_filter,
@@ -76,7 +77,7 @@ def graph_tensor_product(
     }
     if are_irreps(x, y):
         return tensor_product(x, y, backend="xla", **options)
-    is_half = getattr(weights, "dtype", None) == jnp.bfloat16
+    given = weights
     x, y, weights = graph_operands(x, y, weights, edges, options)
     if backend == "e3nn":
         refuse(mode, "backend 'e3nn' computes op by op")
@@ -96,6 +97,6 @@ def graph_tensor_product(
     refuse(mode, unsupported_product_reason(product, backend))
     messages = functools.partial(tensor_product, backend=backend, **options)
     apart = bool(product.repeated) or mode == "never"
-    if is_half and backend == "triton" and not apart and x.dtype == jnp.float32:
+    if not apart and are_halves(given, backend, x.dtype):
         weights = weights.astype(jnp.bfloat16)
     return summed_product(product, x, y, weights, edges, messages if apart else None, backend)

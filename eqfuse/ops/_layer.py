@@ -21,6 +21,7 @@ from eqfuse.ops._linear import (
     rechunked,
 )
 from eqfuse.ops._tensor_product import (
+    are_halves,
     check_receivers,
     evaluate_rows,
     gather_columns,
@@ -102,6 +103,7 @@ class TensorProductLinear(nn.Module):
             irreps_y].
           weights: on a graph, [n_edges, product.num_irreps] as in `graph_tensor_product`, or None;
             without `filter_ir_out`, of the irreps that `irreps_out` has. Or an `ops.Tabulated`.
+            In bfloat16, they are read as such on a GPU, see there.
           edges: makes it an op on a graph.
           skip: IrrepsArray [..., irreps of the Linear's output], added to it.
         Returns:
@@ -125,6 +127,7 @@ class TensorProductLinear(nn.Module):
         if backend == "e3nn":
             refuse(mode, "backend 'e3nn' computes op by op")
             return self._reference(x, y, weights, edges, skip, gate, options)
+        given = weights
         x, y, weights = self._operands(x, y, weights, edges, options)
         product = self._product(x, y, weights, edges, options)
         linear, parameters, zero_flags = self._linear(product, x, y, edges)
@@ -153,7 +156,10 @@ class TensorProductLinear(nn.Module):
         if edges is not None:
             integers = [jnp.asarray(getattr(edges, n)) for n in INDEX_ARRAYS]
             num_rows, num_nodes = edges.num_edges, edges.num_nodes
-        fused = Fused.build(product.form, linear, fused_gate, bool(added))
+        form = product.form
+        if edges is not None and are_halves(given, backend, dtype):
+            floats[2], form = floats[2].astype(jnp.bfloat16), form.halved(frozenset({2}))
+        fused = Fused.build(form, linear, fused_gate, bool(added))
         chosen = choose(mode, fused, num_rows, num_nodes, backend, dtype)
         record_fused(chosen.text)
         call = layer.Call(fused, num_rows, num_nodes, backend, chosen.kernels)

@@ -234,6 +234,12 @@ def sharing(form: Form, arrays, num_rows: int) -> Form:
     return _marked(form, tuple(n for n, is_shared in enumerate(shared) if is_shared), halves)
 
 
+def are_halves(weights, backend: str, dtype) -> bool:
+    """Return whether kernels read the weights of edges in bfloat16 where all else has a dtype."""
+    given = getattr(weights, "dtype", None)
+    return backend == "triton" and given == jnp.bfloat16 and dtype == jnp.float32
+
+
 @functools.lru_cache(maxsize=1024)
 def _marked(form: Form, shared: tuple[int, ...], halves: frozenset[int]) -> Form:
     return form.indexed(dict.fromkeys(shared, Index.SHARED)).halved(halves)

@@ -151,6 +151,8 @@ def unsupported_reason(fused: Fused, backend: str, dtype) -> str:
             return "its matrices are so large that the matmuls of XLA are faster"
     elif backend != "triton":
         return f"backend {backend!r} computes op by op, and has no fused kernels"
+    if any(operand.half for operand in fused.form.inputs):
+        return "the kernels of whole ops have operands of one dtype, and weights are in bfloat16"
     acts = {tile.act for tile in fused.gate.tiles} if fused.gate and backend == "triton" else ()
     if unknown := sorted({function for act in acts for function in functions.unknown(act)}):
         return f"on a GPU kernels have no {', '.join(unknown)}, which an activation needs"

@@ -251,7 +251,8 @@ def unfused(plain, operands, index, rng):
 
     Operands that are one rounding apart, and with them the two sides of a maximum or a jump, are
     right alike. The unfused function rounds after each primitive, and the fused one less often: its
-    error is another draw of one that is not larger, at most 4 times the largest of 8 draws.
+    error is another draw of one that is not larger, at most 4 times the largest of 8 draws. What
+    cancels exactly as it is written may leave one rounding of the largest operand.
     """
 
     def draw(a):
@@ -260,7 +261,8 @@ def unfused(plain, operands, index, rng):
     exact = plain(jax.tree.map(lambda a: a.astype(float), operands), index)
     draws = [operands, *(jax.tree.map(draw, operands) for _ in range(7))]
     rounded = [plain(of, index) for of in draws]
-    limits = jax.tree.map(lambda a, *of: 4 * max(apart(b, a) for b in of), exact, *rounded)
+    least = max(jnp.finfo(a.dtype).eps * abs(a).max() for a in jax.tree.leaves(operands) if a.size)
+    limits = jax.tree.map(lambda a, *of: least + 4 * max(apart(b, a) for b in of), exact, *rounded)
     return rounded[0], exact, limits
 
 

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from benchmarks.gpu.cases import CASES
+from benchmarks.gpu.cases import CASES, Case
 from eqfuse.ops import _linear
 from eqfuse.ops.backends.triton import form, linear
-from eqfuse.ops.primitives import gpu_layer
+from eqfuse.ops.primitives import forms, gpu_layer
 from tests.emulator import cases
 from tests.ops import tiers
 
@@ -48,6 +48,24 @@ def test_edges_side_by_side_do_not_race(order, monkeypatch):
     """On graphs that do not fill a GPU, the sums of edges meet in shared memory."""
     monkeypatch.setattr(form, "edge_lanes", lambda *_: 2)
     cases.check("tetris-1", order, "float32", "sm_90")
+
+
+@pytest.mark.parametrize("plan", [(1, 32), (-1, 32, 1)])
+@pytest.mark.parametrize("order", tiers.slow_unless(["backward"], *cases.ORDERS))
+def test_plans_that_are_measured(plan, order, monkeypatch):
+    """Programs of one warp, and a receiver that owns its edges; 40 channels take two programs."""
+    used = []
+
+    def chosen(form, *_):
+        if form.has_matrices:
+            return None
+        used.append(form)
+        return plan
+
+    monkeypatch.setattr(forms, "measured_plan", chosen)
+    monkeypatch.setitem(CASES, "odd", Case("40x0e+33x1o", "0e+1o", "0e+1o"))
+    cases.check("odd", order, "float32", "sm_90")
+    assert used
 
 
 @pytest.mark.parametrize("target", tiers.slow_unless(["sm_90"], "sm_80", "sm_90"))

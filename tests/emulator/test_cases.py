@@ -50,10 +50,10 @@ def test_edges_side_by_side_do_not_race(order, monkeypatch):
     cases.check("tetris-1", order, "float32", "sm_90")
 
 
-@pytest.mark.parametrize("plan", [(1, 32), (-1, 32, 1)])
+@pytest.mark.parametrize("plan", [(1, 32), (-1, 32, 1), (1, 0, 0, 2)])
 @pytest.mark.parametrize("order", tiers.slow_unless(["backward"], *cases.ORDERS))
 def test_plans_that_are_measured(plan, order, monkeypatch):
-    """Programs of one warp, and a receiver that owns its edges; 40 channels take two programs."""
+    """Programs of one warp, of 40 channels or 32 of them, and a receiver that owns its edges."""
     used = []
 
     def chosen(form, *_):

@@ -156,8 +156,8 @@ def _winner(problem: Problem, order: int, timer: Callable) -> Result:
     operands, nudged = _operands(problem, order)
     for name, run in _candidates(problem, order):
         try:
-            if has_gpu():  # its kernels in parallel
-                lowering.compile_ahead(run, operands)
+            if has_gpu():
+                _compile(run, operands, is_rule=expected is None)
             results = jax.block_until_ready(run(operands))
             if expected is None:
                 expected, moved = results, _difference(results, run(nudged))
@@ -174,6 +174,16 @@ def _winner(problem: Problem, order: int, timer: Callable) -> Result:
     if seconds[best] >= (1 - MARGIN) * seconds[rule]:
         best = rule
     return Result(best, order, {n: round(1e3 * s, 6) for n, s in seconds.items()}, left_out)
+
+
+def _compile(run: Callable, operands, is_rule: bool):
+    """Compile kernels in parallel; refuse those of a candidate that spill, which it need not."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("default" if is_rule else "ignore", RuntimeWarning)
+        kernels = lowering.compile_ahead(run, operands)
+    spilled = [k.spilled_bytes for k in kernels if k.target.startswith("sm_")]  # see `compile`
+    if not is_rule and any(spilled):
+        raise ArithmeticError(f"{max(spilled)} bytes of each thread's registers are spilled")
 
 
 def _candidates(problem: Problem, order: int) -> Iterator[tuple[str, Callable]]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import types
 
 import ase.io
 import e3nn_jax as e3nn
@@ -142,7 +143,7 @@ def test_rows_count_to_a_power_of_two():
     assert len(timer.asked) == 1
 
 
-@pytest.mark.parametrize("fault", ["raises", "differs"])
+@pytest.mark.parametrize("fault", ["raises", "differs", "spills"])
 def test_a_candidate_that_fails_or_differs_is_left_out(fault, monkeypatch):
     right = layer.evaluate
 
@@ -153,14 +154,20 @@ def test_a_candidate_that_fails_or_differs_is_left_out(fault, monkeypatch):
             raise MemoryError("RESOURCE_EXHAUSTED: out of memory\nand more")
         return right(call, *arrays) * 1.001
 
+    if fault == "spills":  # both candidates do, and the rule's is kept
+        spilled = types.SimpleNamespace(spilled_bytes=64, target="sm_90")
+        monkeypatch.setattr(measuring, "has_gpu", lambda: True)
+        monkeypatch.setattr(measuring.lowering, "compile_ahead", lambda *_: [spilled])
     monkeypatch.setattr(layer, "evaluate", evaluate)
     timer = clock(NATIVE=1.0, APART=0.1)
     [found] = measure(timer)
     assert found.result.chosen == RULE
     assert timer.asked == [[RULE]]
-    reason = {"raises": "RESOURCE_EXHAUSTED: out of memory", "differs": "results differ by 1"}[
-        fault
-    ]
+    reason = {
+        "raises": "RESOURCE_EXHAUSTED: out of memory",
+        "differs": "results differ by 1",
+        "spills": "64 bytes of each thread's registers are spilled",
+    }[fault]
     assert found.result.left_out[OTHER].startswith(reason)
     assert f"{OTHER} is left out: {reason}" in Layer().text()
 

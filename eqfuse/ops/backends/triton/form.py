@@ -112,6 +112,11 @@ class FormKernel:
     rows_per_program: int
     channel_blocks: int
 
+    def with_fewer_warps(self, divisor: int) -> "FormKernel":
+        """Return the kernel in programs whose threads have as many channels more."""
+        spec = self.spec.with_warps(max(1, self.spec.num_warps // divisor))
+        return dataclasses.replace(self, spec=spec)
+
     def grid(self, num_rows: int, num_nodes: int) -> tuple[int, int]:
         rows = num_rows if self.reduce_over is Index.ROW else num_nodes
         return -(-rows // self.rows_per_program), self.channel_blocks

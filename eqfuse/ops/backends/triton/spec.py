@@ -49,6 +49,12 @@ class KernelSpec:
         name = f"{stem}_{digest}"
         return cls(name, source.replace("def KERNEL(", f"def {name}("), *types)
 
+    def with_warps(self, num_warps: int) -> KernelSpec:
+        """Return the spec of the function, under another name, in programs of so many warps."""
+        source = self.source.replace(f"def {self.name}(", "def KERNEL(")
+        types = self.input_types, self.output_types, self.scalars, num_warps
+        return self.build(self.name.rpartition("_")[0], source, *types)
+
     @property
     def output_dtypes(self) -> tuple[str, ...]:
         """Return the NumPy names of the types of the outputs."""

@@ -99,7 +99,9 @@ def assert_as_e3nn(x, y):
         np.testing.assert_allclose(a, b, rtol=0, atol=4e-6 * float(jnp.abs(b).max()))
 
 
-@pytest.mark.parametrize("chosen", [(1, 32), (2, 32), (-1, 32), (-1, 0, 1), (-2, 32, 1)])
+@pytest.mark.parametrize(
+    "chosen", [(1, 32), (2, 32), (-1, 32), (-1, 0, 1), (-2, 32, 1), (1, 0, 0, 2)]
+)
 def test_plans_give_what_e3nn_gives(chosen, monkeypatch):
     monkeypatch.setattr(forms, "measured_plan", lambda *_: chosen)
     assert_as_e3nn(*operands("40x0e+33x1o"))

@@ -27,6 +27,8 @@ def resolved(run) -> str | Path:
         with the command that fetches it, or one that cannot be converted.
     """
     path, text = Path(run).expanduser(), str(run)
+    if not text.strip():
+        raise CheckpointError("the name of the network is empty; give a run or a published name")
     if os.path.lexists(path) or "\0" in text:  # the latter is refused where it is read
         program = _PROGRAMS.get(path.suffix.lower())
         if program is None or not path.is_file():
@@ -38,8 +40,8 @@ def resolved(run) -> str | Path:
         from eqfuse.convert.cache import converted_name
 
         return converted_name(name)
-    if path.suffix.lower() in (*_PROGRAMS, ".safetensors"):
-        raise CheckpointError(f"no such file: {run}")
+    if path.suffix.lower() in (*_PROGRAMS, ".safetensors") or os.sep in text:
+        raise CheckpointError(f"no such file or folder: {run}")
     close = difflib.get_close_matches(path.name.lower(), published(), n=2)
     dated = [n for n in close if re.search(r"_\d.*\d{4}$", n + text)]  # a name has no other date
     near = ", ".join(f"{n}, which is another network" if n in dated else n for n in close)

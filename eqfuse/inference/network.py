@@ -305,6 +305,8 @@ def _runs_of(run) -> list:
         return [found for one in run for found in _runs_of(one)]
     require_name(run)
     path = Path(run).expanduser()
+    if not str(run).strip():
+        return [resolved(run)]  # which refuses it
     if path.exists() or not any(mark in str(run) for mark in "*?["):
         inside = [] if (path / "checkpoints").exists() else sorted(path.glob("*/checkpoints"))
         return [folder.parent for folder in inside] or [run]

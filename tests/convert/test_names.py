@@ -20,7 +20,7 @@ def test_names_of_folders_come_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cache, "converted_name", lambda name: f"conversion of {name}")
     assert resolved("7Net-0") == "conversion of 7net-0"
-    with pytest.raises(CheckpointError, match="runs/7net-0 has no checkpoint"):
+    with pytest.raises(CheckpointError, match="no such file or folder: runs/7net-0"):
         resolved("runs/7net-0")
     (tmp_path / "7net-0").mkdir()
     assert resolved("7net-0") == "7net-0"
@@ -72,10 +72,23 @@ def test_names_that_are_misspelt_have_the_nearest(home):
         eqfuse.Calculator("7net0")
 
 
-@pytest.mark.parametrize("name", ["missing.model", "folder/missing.nequip.zip", "a.safetensors"])
+FILES = "missing.model", "folder/missing.nequip.zip", "a.safetensors", "./folder/run"
+
+
+@pytest.mark.parametrize("name", FILES)
 def test_files_that_are_not_there_are_files(name, home):
-    with pytest.raises(CheckpointError, match=f"^no such file: {name}$"):
+    with pytest.raises(CheckpointError, match=f"^no such file or folder: {name}$"):
         eqfuse.Calculator(name)
+
+
+@pytest.mark.parametrize("door", [eqfuse.Calculator, lambda name: eqfuse.predict(name, [])])
+def test_an_empty_name_is_no_folder(door, home, monkeypatch):
+    """Such as that of a shell variable that is not set: not what is in the folder of the user."""
+    (home / "one" / "checkpoints").mkdir(parents=True)
+    monkeypatch.chdir(home)
+    for name in ("", " "):
+        with pytest.raises(CheckpointError, match="the name of the network is empty"):
+            door(name)
 
 
 def test_sevennets_own_names_are_known(monkeypatch):

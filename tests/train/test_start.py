@@ -140,7 +140,7 @@ def test_start_from_bad_run_is_refused(settings, base, copper, tmp_path, capsys)
     rest = settings[1:]
     assert "fit is for start_from=" in refused([*rest, "data.reference_energies=fit"], capsys)
     missing = refused([f"start_from={tmp_path / 'none'}", *rest], capsys)
-    assert "none has no checkpoint (best or last); no run, and no published network" in missing
+    assert f"no such file or folder: {tmp_path / 'none'}" in missing
     assert "data= is missing" in refused(settings[:1], capsys)
     elements = refused([settings[0], "data=extxyz", f"data.path={copper}"], capsys)
     assert "the data have Cu, for which the network of start_from= has no weights" in elements

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests.child import run_python
+from tests.child import ROOT, run_python
 from tests.programs import folder_of_programs
 
 pytest_plugins = "pytester"
@@ -50,6 +50,12 @@ def test_children_ignore_the_foreign_warnings_of_the_tests_and_no_others():
     run_python("-c", code.format("Setting the shape on a NumPy array"))
     ours = run_python("-c", code.format("Setting a shape"), check=False)
     assert ours.stderr.endswith("\nDeprecationWarning: Setting a shape\n")
+
+
+def test_pictures_are_looked_up_when_they_are_drawn():
+    """Else the tests, which leave them out, would draw them all the same."""
+    for path in (ROOT / "eqfuse").rglob("*.py"):
+        assert "from eqfuse.plots import" not in path.read_text(encoding="utf-8"), path
 
 
 def test_programs_that_are_kept_are_those_used_last(tmp_path):

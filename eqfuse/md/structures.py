@@ -16,6 +16,7 @@ from ase import units
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.md.velocitydistribution import Stationary, force_temperature, thermalize_momenta
 
+from eqfuse import plots
 from eqfuse.data import (
     HELD,
     DataError,
@@ -34,7 +35,6 @@ from eqfuse.inference import Network
 from eqfuse.md.integrators import State
 from eqfuse.md.settings import Settings
 from eqfuse.md.steps import COLUMNS
-from eqfuse.plots import dynamics
 from eqfuse.runs import CheckpointError, ConfigError, require_here, write_table
 
 TABLE, PICTURE, DISTANCES = "thermo.csv", "thermo.png", "distances.csv"
@@ -254,7 +254,7 @@ class Member:
         middles = (edges[1:] - WIDTH / 2).round(4)
         rows = np.stack([middles, values], axis=1).tolist()
         write_table(self._path / DISTANCES, [dict(zip(names, row, strict=True)) for row in rows])
-        dynamics(self._path / TABLE, self._path / DISTANCES, self._path / PICTURE)
+        plots.dynamics(self._path / TABLE, self._path / DISTANCES, self._path / PICTURE)
 
     def _append(self, name: str, data: bytes):
         try:

@@ -6,17 +6,20 @@ import os
 import sys
 from pathlib import Path
 
-from tests.programs import folder_of_programs
+from tests.programs import folder_of_programs, known_to_xla
 
 # Where there is no GPU, JAX takes its CUDA plug-in, which compiles for one, only if told to use the
 # CPU. Before JAX is imported, and in the environment, for the programs that tests run.
 if not (any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()):
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-# LLVM's passes over XLA's programs are a third of the time of the default tier, whose answers do
-# not depend on them. The slow tier compiles as users do. Processes of xdist inherit the choice.
+
+# LLVM's passes over XLA's programs are a third of the time of the default tier, and the emitters of
+# fusions a third of the rest; its answers depend on neither. The slow tier compiles as users do.
+# Processes of xdist inherit the choice.
 if "--run-slow" not in sys.argv and "PYTEST_XDIST_WORKER" not in os.environ:
-    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+    flags = ["--xla_backend_optimization_level=0", "--xla_cpu_use_fusion_emitters=false"]
+    os.environ.setdefault("XLA_FLAGS", " ".join(filter(known_to_xla, flags)))
 
 # Programs that tests, the commands that they run and later runs of the tests have in common are
 # compiled once.

@@ -1,12 +1,24 @@
 """Compiled programs that one run of the tests leaves to the next."""
 
 import hashlib
+import importlib.util
+import mmap
 import runpy
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 KEPT = 2 << 30
 """Bytes of all programs: a default tier leaves a few hundred megabytes at most."""
+
+
+def known_to_xla(flag: str) -> bool:
+    """Return whether JAX's library has a flag of XLA: one that it does not know ends a process."""
+    name = flag.strip("-").partition("=")[0].encode()
+    for library in Path(importlib.util.find_spec("jaxlib").origin).parent.glob("*jax_common*"):
+        with open(library, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as m:
+            if m.find(name) >= 0:
+                return True
+    return False
 
 
 def folder_of_programs(root: Path = ROOT / ".pytest_cache", kept: int = KEPT) -> Path:

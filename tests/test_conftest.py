@@ -5,7 +5,7 @@ import os
 import pytest
 
 from tests.child import ROOT, run_python
-from tests.programs import folder_of_programs
+from tests.programs import folder_of_programs, known_to_xla
 
 pytest_plugins = "pytester"
 
@@ -65,3 +65,8 @@ def test_programs_that_are_kept_are_those_used_last(tmp_path):
         os.utime(folder / f"{number}-cache", (number, number))
     assert folder_of_programs(tmp_path, kept=250) == folder
     assert sorted(path.name for path in folder.iterdir()) == ["1-cache", "2-cache"]
+
+
+def test_flags_that_xla_does_not_know_are_left_out():
+    assert known_to_xla("--xla_backend_optimization_level=0")
+    assert not known_to_xla("--xla_backend_optimisation_level=0")

@@ -20,7 +20,6 @@ from tests.small_runs import TINY, prepared, rows_of
 
 LOSS = Loss(energy=2.0, forces=3.0, stress=5.0, force_scale=0.5)
 QUANTITIES = ("energy", "forces", "stress")
-PICTURES = True
 
 
 @pytest.fixture
@@ -168,6 +167,7 @@ def test_the_report_says_how_many_frames_have_which_label(tmp_path, water):
     assert sorted(s.weights.energy for s in dataset.train) == [*[1.0] * 19, 2.0]
 
 
+@pytest.mark.usefixtures("pictures")
 def test_energies_alone_are_trained_on_only_if_asked_for(tmp_path, water):
     def change(_, atoms):
         atoms.arrays["push"] = atoms.calc.results.pop("forces")

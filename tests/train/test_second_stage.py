@@ -10,7 +10,6 @@ from eqfuse.train.main import main
 from eqfuse.train.schedule import average_decay
 from tests.small_runs import TINY, rows_of
 
-PICTURES = True
 STAGES = ["training.second_stage=0.5", "training.second_energy_weight=300", "epochs=6"]
 UNITS = (("energy", "atom"), ("forces", "a"))
 
@@ -28,6 +27,7 @@ def test_parameters_of_the_second_stage_have_equal_weights(rng):
     assert average_decay(0.5, 1000, None) == 0.5
 
 
+@pytest.mark.usefixtures("pictures")
 def test_the_second_stage_weighs_energies_and_has_a_best_network_of_its_own(
     water, tmp_path, capsys
 ):

@@ -52,9 +52,9 @@ def test_later_rounds_train_on_the_network_before(fitted, tmp_path):
     assert "channels=2" not in fitted[0]
 
 
-@pytest.mark.parametrize(("speed", "chosen"), [(0.5, 0), (2.5, 2), (20.0, 4)])
+@pytest.mark.parametrize(("speed", "chosen"), [(0.5, 0), (2.5, 2), (20.0, 5)])
 def test_largest_student_that_is_fast_enough(speed, chosen, monkeypatch, capsys):
-    """The teacher takes 1 s, and the students 1, 1/2, 1/3, 1/4 and 1/5 s."""
+    """The teacher takes 1 s, and the students 1, 1/2, 1/3, ... and 1/6 s."""
     monkeypatch.setattr(student, "untrained", lambda settings, *_: settings)
     monkeypatch.setattr(student.eqfuse, "Calculator", lambda run: run)
 

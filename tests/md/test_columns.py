@@ -38,8 +38,8 @@ def test_velocities_of_another_name_need_a_unit(name, unit, factor, start, tmp_p
     start.arrays |= columns if name == "vxyz" else {name: VELOCITIES}
     ase.io.write(tmp_path / "start.xyz", start)
     for given in (start, tmp_path / "start.xyz"):
-        with pytest.raises(DataError, match=r"may be velocities, whose unit is not known"):
-            structures_of(given, Settings())
+        with pytest.raises(DataError, match=r" of the start may be velocities, whose unit is not"):
+            md.run("no run", given, steps=1)
         [read] = structures_of(given, Settings(velocities=unit))
         np.testing.assert_allclose(read.get_velocities(), factor * VELOCITIES, atol=1e-6)
         assert not unread_names(read, "velocities")
@@ -61,12 +61,6 @@ def test_momenta_of_another_name_are_refused(start):
     start.set_momenta(VELOCITIES)
     [own] = structures_of(start, Settings())
     np.testing.assert_array_equal(own.get_momenta(), VELOCITIES)
-
-
-def test_the_command_refuses_velocities_without_a_unit(start, tmp_path):
-    start.arrays["vel"] = VELOCITIES
-    with pytest.raises(DataError, match="vel of the start"):
-        md.run("no run", start, steps=1)
 
 
 def test_velocities_of_lammps_without_units_are_named(start, tmp_path):

@@ -7,16 +7,20 @@ import pytest
 
 import eqfuse
 from eqfuse import md
+from eqfuse.md.simulation import read_checkpoint
 from eqfuse.models.ewald import LatentEwald
 from tests.lammps.untrained import untrained_run
 from tests.md.conftest import table
+
+LES = LatentEwald(
+    scale=0.3, charge_key="q", sigma=0.896
+)  # 5.65 waves in the cell, and 6 in a larger one
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("charged")
-    given = {"numbers": (11, 17), "long_range": LatentEwald(scale=0.3, charge_key="q")}
-    return untrained_run(folder, "nequip", **given)
+    return untrained_run(folder, "nequip", numbers=(11, 17), long_range=LES)
 
 
 @pytest.fixture
@@ -43,7 +47,12 @@ def test_dynamics_have_the_forces_of_the_calculator(run, frames, periodic, tmp_p
         frames[0].cell *= 10
     how = {"steps": 4, "save_every": 2, "log_every": 1} | (TENSION if periodic else {})
     last = md.run(run, frames, temperature=300, run=str(tmp_path / "md"), **how)
-    assert not periodic or last[0].get_volume() > 1.15 * frames[0].get_volume()
+    if periodic:
+        cells = [atoms.cell.array for atoms in frames]
+        before = LES.reach(cells, [[True] * 3] * 2, [8, 6]).waves
+        waves, *_ = read_checkpoint(tmp_path / "md")[1]["reach"]
+        assert last[0].get_volume() > 1.15 * frames[0].get_volume()
+        assert min(waves) > max(before)
     calculator = eqfuse.Calculator(run)
     for k, end in enumerate(last):
         for atoms in (*ase.io.read(tmp_path / "md" / str(k) / "trajectory.xyz", ":"), end):

@@ -335,6 +335,7 @@ def test_refused_steps_are_what_jax_computes(dtype):
     x = np.resize(np.asarray(CORNERS[dtype], dtype), (2, 3, 2))
     for name, function in cases.items():
         assert reasons_of(function, x) - {""}, name
+    cases.pop("clamped bool", None)  # XLA computes it by its emitters of fusions alone
 
     def all_of_them(x):
         return {name: function(x) for name, function in cases.items()}

@@ -164,7 +164,7 @@ class MACE(Network):
                 radial = [
                     w.times(factor[:, None])
                     if isinstance(w, ops.Tabulated)
-                    else w * factor[:, None]
+                    else (w * factor[:, None]).astype(w.dtype)
                     for w in radial
                 ]
         hidden = (self.radial_hidden,) * self.radial_layers

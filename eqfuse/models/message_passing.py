@@ -34,7 +34,9 @@ def radial_networks(network: nn.Module, basis, sh, layers) -> list[jax.Array]:
     """
     hidden = (network.radial_hidden,) * network.radial_layers
     widths = tuple(num_products(sent, sh, kept) for sent, kept in layers)
-    return RadialNetworks(hidden, widths, network.backend, name="radial")(basis)
+    dtype = jnp.bfloat16 if network.half_weights else basis.dtype
+    weights = RadialNetworks(hidden, widths, network.backend, dtype, name="radial")(basis)
+    return [w if isinstance(w, ops.Tabulated) else w.astype(dtype) for w in weights]
 
 
 def num_products(sent: e3nn.Irreps, sh, kept: e3nn.Irreps) -> int:

@@ -35,6 +35,8 @@ class Network(nn.Module):
         128; their errors fall with the fifth power of it.
       backend: see `eqfuse.ops`; the parameters are the same for all.
       fused: "auto", "always", "never", or None: see `eqfuse.ops.resolve_fused`.
+      half_weights: round the weights of edges to bfloat16, which a GPU then reads as such; sums are
+        in the dtype of the network. For NequIP, and for MACE without `nonlinear`.
     """
 
     irreps_out: str = "0e"
@@ -47,6 +49,7 @@ class Network(nn.Module):
     radial_knots: int = 128
     backend: str | None = None
     fused: str | None = None
+    half_weights: bool = False
 
     # settings that not every network has
     trainable_bessel = False
@@ -94,6 +97,8 @@ class Network(nn.Module):
         for name, least in self.least:
             if (value := getattr(self, name)) < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
+        if self.half_weights and (self.nonlinear or not hasattr(self, "radial_hidden")):
+            raise ValueError("half_weights=True is for NequIP, and for MACE without nonlinear=True")
         counts, cutoffs, n = self.species_neighbors, self.pair_cutoffs, self.num_species
         if counts is not None and (len(counts) != n or min(counts) <= 0):
             raise ValueError(f"species_neighbors must be {n} positive numbers, got {counts}")

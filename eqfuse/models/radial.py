@@ -139,6 +139,7 @@ class RadialNetworks(nn.Module):
     hidden: tuple[int, ...]  # widths of the hidden layers
     outputs: tuple[int, ...]  # width of the output of each network
     backend: str | None
+    dtype: jnp.dtype  # of what is read from a table
 
     @nn.compact
     def __call__(self, basis):
@@ -151,12 +152,13 @@ class RadialNetworks(nn.Module):
             made = functools.cache(lambda: basis.networks(networks))  # all, where any is made
             tables = [kept(self, f"table_{k}", lambda k=k: made()[k]) for k in range(len(networks))]
             backend = ops.resolve(self.backend, "interpolate")
-            if backend == "llvm" and self.has_variable(COLLECTION, "table_0"):  # constants
+            is_constant = self.has_variable(COLLECTION, "table_0")
+            if backend == "llvm" and is_constant and self.dtype == basis.dtype:
                 return [basis.tabulated(table) for table in tables]
             if mlp.has_few_rows(basis):
-                return basis.of_edges(tables)
+                return basis.of_edges(tables, self.dtype)
             # apart, so that weights of one layer need no other's memory
-            return [out for table in tables for out in basis.of_edges([table])]
+            return [out for table in tables for out in basis.of_edges([table], self.dtype)]
         few = mlp.has_few_rows(basis)
         chosen = ops.resolve(self.backend, "grouped_dense")
         if chosen not in ("xla", "e3nn", "llvm") or (chosen == "llvm" and few):

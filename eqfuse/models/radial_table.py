@@ -301,11 +301,12 @@ class RadialTable:
         numbers, inside = self.powers[:, 1:2], self.powers[:, :1]
         return ops.Tabulated(table, self.intervals.senders, numbers, inside)
 
-    def of_edges(self, tables) -> list[jax.Array]:
+    def of_edges(self, tables, dtype=None) -> list[jax.Array]:
         """Return the functions of each edge, [n_edges, width] for each of the tables."""
         if self.parts > 1:
             tables = [jnp.repeat(table, self.parts, axis=0) for table in tables]
-        return ops.interpolate(tables, self.intervals, self.powers, backend=self.backend)
+        how = {"dtype": dtype, "backend": self.backend}
+        return ops.interpolate(tables, self.intervals, self.powers, **how)
 
 
 class Written(RadialTable):
@@ -321,7 +322,7 @@ class Sampled(RadialTable):
     def _coefficients(self, jets):
         return jets
 
-    def of_edges(self, tables) -> list[jax.Array]:
+    def of_edges(self, tables, dtype=None) -> list[jax.Array]:
         """Return zeros: only the variables of the network are read."""
         return [jnp.zeros((self.shape[0], table.shape[-1]), self.dtype) for table in tables]
 

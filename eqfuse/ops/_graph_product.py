@@ -2,13 +2,10 @@
 
 import functools
 
-import jax.numpy as jnp
-
 from eqfuse.ops import _reference
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._edges import Edges, check_edges
 from eqfuse.ops._tensor_product import (
-    are_halves,
     are_irreps,
     graph_operands,
     irreps_filter,
@@ -77,8 +74,7 @@ def graph_tensor_product(
     }
     if are_irreps(x, y):
         return tensor_product(x, y, backend="xla", **options)
-    given = weights
-    x, y, weights = graph_operands(x, y, weights, edges, options)
+    x, y, weights = graph_operands(x, y, weights, edges, options, backend)
     if backend == "e3nn":
         refuse(mode, "backend 'e3nn' computes op by op")
         return _reference.graph_tensor_product(x, y, weights, edges, **options)
@@ -97,6 +93,4 @@ def graph_tensor_product(
     refuse(mode, unsupported_product_reason(product, backend))
     messages = functools.partial(tensor_product, backend=backend, **options)
     apart = bool(product.repeated) or mode == "never"
-    if not apart and are_halves(given, backend, x.dtype):
-        weights = weights.astype(jnp.bfloat16)
     return summed_product(product, x, y, weights, edges, messages if apart else None, backend)

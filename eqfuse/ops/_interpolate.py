@@ -12,7 +12,7 @@ from eqfuse.ops.primitives import forms
 
 
 def interpolate(
-    tables, intervals: Edges, weights, *, backend: str | None = None
+    tables, intervals: Edges, weights, *, dtype=None, backend: str | None = None
 ) -> list[jax.Array]:
     """Read tables of coefficients: a sum for each row, with weights such as powers of a number.
 
@@ -22,9 +22,10 @@ def interpolate(
       tables: arrays [intervals, order, width], each with a width of its own.
       intervals: of the rows, by `group_by_interval`.
       weights: [rows, order].
+      dtype: of the result; None for the promoted one. Sums are in float32 or better.
       backend: see `eqfuse.ops.tensor_product`; "e3nn" runs the definition.
     Returns:
-      [rows, width] for each table, of the promoted dtype.
+      [rows, width] for each table.
     Raises:
       ValueError: no tables, or tables or weights of other shapes; a backend that cannot run here.
 
@@ -36,8 +37,9 @@ def interpolate(
       Array([0.5, 2.5], dtype=float32)
     """
     backend = resolve(backend, "interpolate", weights, *tables)
-    dtype = jnp.result_type(weights, *tables)
-    weights, tables = jnp.asarray(weights, dtype), [jnp.asarray(t, dtype) for t in tables]
+    promoted = jnp.result_type(weights, *tables)
+    dtype = jnp.dtype(promoted if dtype is None else dtype)
+    weights, tables = jnp.asarray(weights, promoted), [jnp.asarray(t, promoted) for t in tables]
     expected = f"[{intervals.num_nodes} intervals, order, width]"
     order = weights.shape[-1]
     if not tables or any(t.shape[:-1] != (intervals.num_nodes, order) for t in tables):
@@ -49,10 +51,12 @@ def interpolate(
         )
     if backend == "e3nn":
         rows = [table[intervals.senders] for table in tables]
-        return [jnp.sum(weights[:, :, None] * row, axis=1) for row in rows]
-    form = interpolation(tuple(table.shape[-1] for table in tables), order)
+        return [jnp.sum(weights[:, :, None] * row, axis=1).astype(dtype) for row in rows]
+    half = backend == "triton" and promoted == jnp.float32 and dtype == jnp.bfloat16
+    form = interpolation(tuple(table.shape[-1] for table in tables), order, half)
     flat = [table.reshape(len(table), -1) for table in tables]
-    return forms.evaluate(form, [*flat, weights], intervals, backend=backend)
+    outputs = forms.evaluate(form, [*flat, weights], intervals, backend=backend)
+    return [out.astype(dtype) for out in outputs]
 
 
 class Tabulated(NamedTuple):

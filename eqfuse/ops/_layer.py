@@ -21,7 +21,6 @@ from eqfuse.ops._linear import (
     rechunked,
 )
 from eqfuse.ops._tensor_product import (
-    are_halves,
     check_receivers,
     evaluate_rows,
     gather_columns,
@@ -127,8 +126,7 @@ class TensorProductLinear(nn.Module):
         if backend == "e3nn":
             refuse(mode, "backend 'e3nn' computes op by op")
             return self._reference(x, y, weights, edges, skip, gate, options)
-        given = weights
-        x, y, weights = self._operands(x, y, weights, edges, options)
+        x, y, weights = self._operands(x, y, weights, edges, options, backend)
         product = self._product(x, y, weights, edges, options)
         linear, parameters, zero_flags = self._linear(product, x, y, edges)
         apart = product.repeated or isinstance(weights, Tabulated)
@@ -157,8 +155,8 @@ class TensorProductLinear(nn.Module):
             integers = [jnp.asarray(getattr(edges, n)) for n in INDEX_ARRAYS]
             num_rows, num_nodes = edges.num_edges, edges.num_nodes
         form = product.form
-        if edges is not None and are_halves(given, backend, dtype):
-            floats[2], form = floats[2].astype(jnp.bfloat16), form.halved(frozenset({2}))
+        if weights is not None and weights.dtype != x.dtype:
+            floats[2], form = weights, form.halved(frozenset({2}))
         fused = Fused.build(form, linear, fused_gate, bool(added))
         chosen = choose(mode, fused, num_rows, num_nodes, backend, dtype)
         record_fused(chosen.text)
@@ -204,9 +202,9 @@ class TensorProductLinear(nn.Module):
         zero_flags = tuple(a and b for a, b in zip(out.zero_flags, of_skip, strict=True))
         return e3nn.IrrepsArray(out.irreps, out.array, zero_flags=zero_flags)
 
-    def _operands(self, x, y, weights, edges, options):
+    def _operands(self, x, y, weights, edges, options, backend: str = ""):
         if edges is not None and not self.channelwise:
-            x, y, weights = graph_operands(x, y, weights, edges, options)
+            x, y, weights = graph_operands(x, y, weights, edges, options, backend)
             rows = jnp.broadcast_to(y.array, (edges.num_edges, y.irreps.dim))
             y = e3nn.IrrepsArray(y.irreps, rows, zero_flags=y.zero_flags)
             if not (weights is None or isinstance(weights, Tabulated)):

@@ -234,19 +234,16 @@ def sharing(form: Form, arrays, num_rows: int) -> Form:
     return _marked(form, tuple(n for n, is_shared in enumerate(shared) if is_shared), halves)
 
 
-def are_halves(weights, backend: str, dtype) -> bool:
-    """Return whether kernels read the weights of edges in bfloat16 where all else has a dtype."""
-    given = getattr(weights, "dtype", None)
-    return backend == "triton" and given == jnp.bfloat16 and dtype == jnp.float32
-
-
 @functools.lru_cache(maxsize=1024)
 def _marked(form: Form, shared: tuple[int, ...], halves: frozenset[int]) -> Form:
     return form.indexed(dict.fromkeys(shared, Index.SHARED)).halved(halves)
 
 
-def graph_operands(x, y, weights, edges, options):
-    """Return x, y and weights of one dtype; y and weights, or None, of each edge or one for all."""
+def graph_operands(x, y, weights, edges, options, backend: str = ""):
+    """Return x, y and weights of one dtype; y and weights, or None, of each edge or one for all.
+
+    Weights in bfloat16 stay so beside float32 for "triton", whose kernels read them as such.
+    """
     x, y = operands("a product on a graph", x, y)
     if edges is None:
         raise ValueError(
@@ -278,7 +275,9 @@ def graph_operands(x, y, weights, edges, options):
             f"either, got shape {weights.shape}"
         )
     dtype = jnp.result_type(x.dtype, weights.dtype)
-    weights = jnp.broadcast_to(weights.astype(dtype), (weights.shape[0], shape[1]))
+    if not (backend == "triton" and weights.dtype == jnp.bfloat16 and dtype == jnp.float32):
+        weights = weights.astype(dtype)
+    weights = jnp.broadcast_to(weights, (weights.shape[0], shape[1]))
     return x.astype(dtype), y.astype(dtype), weights
 
 

@@ -127,6 +127,13 @@ class _Prepared:
             heads.append({**params, "params": {**params["params"], **given}})
         return potential, fields, stack_heads(heads) if config.heads else heads[0]
 
+    @property
+    def trained(self) -> models.Potential:
+        """Return the potential as the training computes it."""
+        if self.config.precision != "bfloat16":
+            return self.potential
+        return self.potential.clone(model=self.potential.model.clone(half_weights=True))
+
     def metadata(self) -> dict:
         train, own = self.batchers[0], (self.potential, self.fields, self.params)
         metadata = run_metadata(self.config, self.dataset, train.samples, *own)
@@ -143,7 +150,7 @@ class _Prepared:
         facts |= self.tuning.facts(self.dataset) if self.tuning else {}
         say(lines(facts))
         batch = self.devices.part(next(self.batchers[0].batches(epoch=0)))
-        network = self.potential, self.params
+        network = self.trained, self.params
         if self.config.verbose:
             say(f"{models.summary(*network)}\n{models.ops_summary(*network, batch.graph)}")
         else:
@@ -199,7 +206,7 @@ def _train(config: Config, devices: Devices, callbacks: Sequence[Callback], log:
         metadata = ready.metadata() | {"warnings": log.warnings}
         seconds = config.training.checkpoint_seconds
         checkpoints = Checkpoints(folder.checkpoints, metadata, seconds, writes=writes)
-        of_data = ready.potential, ready.dataset.force_rms, ready.params
+        of_data = ready.trained, ready.dataset.force_rms, ready.params
         compiled = Compiled(config, *of_data, ready.training, devices)
         known = {"pretrained": ready.starts[0] is not None, "callbacks": callbacks}
         fit = Fit(config, compiled, ready.batchers, folder, checkpoints, devices, **known)

@@ -125,7 +125,7 @@ def find_devices(setting: str) -> Devices:
 
 
 def matmul_precision(asked: str, dtype: str, device: jax.Device) -> str:
-    """Return the precision of matmuls ("highest" or "auto" is asked) by JAX's name.
+    """Return the precision of matmuls by JAX's name; `asked` is `precision` of a run.
 
     TF32 alone would cost three digits of the forces; in three products it has the errors of
     float32, see `benchmarks/steps/precision.py`.
@@ -133,4 +133,4 @@ def matmul_precision(asked: str, dtype: str, device: jax.Device) -> str:
     capability = str(getattr(device, "compute_capability", ""))  # "9.0", or "gfx942" of AMD
     number = device.platform == "gpu" and re.fullmatch(r"\d+\.\d+", capability)
     capable = number and float(capability) >= _FIRST_WITH_TF32
-    return ops.TF32X3 if capable and asked == "auto" and dtype == "float32" else "highest"
+    return ops.TF32X3 if capable and asked != "highest" and dtype == "float32" else "highest"

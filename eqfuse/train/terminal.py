@@ -41,6 +41,8 @@ def report(config: Config, dataset: Dataset, folder: RunFolder, devices: Devices
         species += f" of the data; the network knows {others} more"
     if jax.config.jax_default_matmul_precision == ops.TF32X3:
         how += ", matmuls in three products of TF32"
+    if config.precision == "bfloat16":
+        how += ", weights of edges in bfloat16 while training"
     rows = {
         "start": start and f"the network of {start}",
         **_of_data(config, dataset),

@@ -56,6 +56,7 @@ NEQUIP = {
     "xplor": {"cutoff_function": "xplor", "cutoff_onset": 2.0, "solid_harmonics": True},
     "neighbors": {"species_neighbors": (2.0, 3.0, 5.0)},
     "pairs": {"pair_cutoffs": PAIRS},
+    "rounded": {"half_weights": True},
 }
 
 

@@ -51,6 +51,8 @@ def test_settings_out_of_range_are_refused(graph, cls, settings, message):
         (NequIP, {"hidden": "4x0e,4x0e,4x0e"}, "for each of the 2 layers with commas"),
         (NequIP, {"radial": "tables"}, "radial must be one of auto, network, table, got 'tables'"),
         (NequIP, {"radial_knots": 3}, "radial_knots must be at least 4, got 3"),
+        (MACE, {"half_weights": True, "nonlinear": True}, "half_weights=True is for NequIP, and"),
+        (Allegro, {"half_weights": True}, "half_weights=True is for NequIP, and for MACE"),
         (Allegro, {"two_body": "sum"}, "two_body must be product or spline"),
         (Allegro, {"embedding_dim": 5}, "an even embedding_dim, got 5"),
         (Allegro, {"two_body": "spline", "spline_span": 17}, "0 and num_splines, 16, got 17"),

@@ -11,7 +11,9 @@ from tests.models.networks import variables_of
 from tests.models.settings_variants import NETWORKS
 from tests.ops import tiers
 
-ALL = tiers.slow_unless(["allegro, product", "mace, nonlinear", "nequip, skips"], *NETWORKS)
+ALL = tiers.slow_unless(
+    ["allegro, product", "mace, nonlinear", "nequip, rounded", "nequip, skips"], *NETWORKS
+)
 FEW = tiers.slow_unless(["allegro, spline", "mace, edges", "nequip, one-hot"], *NETWORKS)
 """One of each kind by default, and others than against e3nn-jax; all by `--run-slow`."""
 CUT_OFF = tiers.slow_unless(

@@ -95,6 +95,7 @@ def test_other_c_libraries_and_thresholds_of_the_environment_are_left_alone(monk
     [
         ("auto", "float32", "gpu", "9.0", ops.TF32X3),
         ("auto", "float32", "gpu", "12.0", ops.TF32X3),
+        ("bfloat16", "float32", "gpu", "9.0", ops.TF32X3),
         ("highest", "float32", "gpu", "9.0", "highest"),
         ("auto", "float64", "gpu", "9.0", "highest"),
         ("auto", "float32", "gpu", "7.5", "highest"),

@@ -21,6 +21,8 @@ from tests.data.test_checks_of_stress import frames_of
 from tests.ops import tiers
 from tests.small_runs import TINY, prepared, rows_of
 
+SUMMARY, FORCES = ("validation", "all"), "forces_rmse_mev_per_a"
+
 
 @pytest.mark.parametrize("model", tiers.slow_unless(["nequip"], "nequip", "allegro", "mace"))
 def test_a_run_learns_and_can_be_read_back(tmp_path, water, capsys, model):
@@ -71,6 +73,21 @@ def test_fit_takes_frames(tmp_path, water):
     assert ase.io.read(tmp_path / "frames" / "frames.traj", ":") == frames
     with pytest.raises(DataError, match=r"no such file: nowhere\.xyz"):
         fit(data=["nowhere.xyz"])
+
+
+def test_weights_of_edges_are_rounded_in_training_alone(tmp_path, water, capsys):
+    """The errors that a run ends with are of predictions; those of an epoch are the training's."""
+    gaps = []
+    for precision in ("auto", "bfloat16"):
+        folder = tmp_path / precision
+        fit(*TINY, "steps=2", data=water, precision=precision, run=folder)
+        [at_last] = rows_of(folder)
+        [end] = (r for r in rows_of(folder / "errors.csv") if (r["set"], r["group"]) == SUMMARY)
+        pair = float(at_last[f"val_{FORCES}"]), float(end[FORCES])
+        gaps.append(abs(pair[0] - pair[1]) / pair[1])
+        said = "weights of edges in bfloat16" in capsys.readouterr().out
+        assert said == (precision == "bfloat16")
+    assert gaps[0] < 1e-6 < 1e-5 < gaps[1] < 1e-2
 
 
 COMPILED = """

@@ -473,12 +473,13 @@ def _operand(name: str, irs, mul: int, role: Role) -> Operand:
 
 
 @functools.cache
-def interpolation(widths: tuple[int, ...], order: int) -> Form:
+def interpolation(widths: tuple[int, ...], order: int, half: bool = False) -> Form:
     """Return the form that reads tables by interval, which is in the place of the sender.
 
         out_k[e, u] = sum over n:  weights[e, n] * table_k[interval[e], n, u]
 
-    Its inputs are the tables, [intervals, order * width] each, and the weights [rows, order].
+    Its inputs are the tables, [intervals, order * width] each, and the weights [rows, order]. With
+    `half`, outputs are bfloat16 where these are float32.
     """
     tables, outputs, paths = [], [], []
     terms = tuple(((n, n, 0), 1.0) for n in range(order))
@@ -486,7 +487,7 @@ def interpolation(widths: tuple[int, ...], order: int) -> Form:
         table, out = (Segment(0, width, order, 1, width),), (Segment(0, width, 1, 1),)
         size = order * width
         tables.append(Operand(f"table_{k}", size, table, True, Index.SENDER, Role.LEFT))
-        outputs.append(Operand(f"out_{k}", width, out, True, role=Role.OUTPUT))
+        outputs.append(Operand(f"out_{k}", width, out, True, role=Role.OUTPUT, half=half))
         factors = SegmentRef(k, 0), SegmentRef(len(widths), 0)
         paths.append(Path(factors, SegmentRef(k, 0), terms))
     segments = (Segment(0, 1, order, order),)

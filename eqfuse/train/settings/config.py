@@ -28,7 +28,8 @@ from eqfuse.train.sources import AVERAGE, FIT, DataSettings
 
 NETWORKS = {"nequip": "NequIP", "allegro": "Allegro", "mace": "MACE"}
 _MODELS = Path(eqfuse.__file__).parent / "models"
-_NO_SETTINGS = ("irreps_out", "num_species", "avg_num_neighbors", "backend", "fused")
+_NO_SETTINGS = {"irreps_out", "num_species", "avg_num_neighbors", "backend", "fused"}
+_NO_SETTINGS |= {"half_weights"}  # see `precision`
 PAST = "replay"
 """The head of the network's past in a run with several."""
 _MAY_BE_ZERO = ("lmax", "hidden_lmax", "radial_layers")
@@ -126,9 +127,10 @@ class Config:
     """implementation of the ops: triton, llvm, xla or e3nn; null: by device"""
     dtype: Literal["float32", "float64"] = value("float32")
     """dtype of parameters and data"""
-    precision: Literal["auto", "highest"] = value("auto")
+    precision: Literal["auto", "highest", "bfloat16"] = value("auto")
     """of matmuls in float32; auto computes three products of TF32 on NVIDIA GPUs that have it, with
-    the errors of float32"""
+    the errors of float32; bfloat16 rounds the weights of edges, too, in training and not in
+    predictions, see Kernels"""
     steps: int | None = value(None, POSITIVE)
     """stop after this many steps; null: no limit"""
     verbose: bool = value(False)
@@ -170,6 +172,10 @@ class Config:
         check_ranges(self, "")
         self._check_heads()
         self._check_charges()
+        rounds = self.dtype == "float32" and not getattr(self.model, "nonlinear", False)
+        rounds = rounds and self.model.name != "allegro"
+        need = "auto or highest with dtype=float64, model=allegro or model.nonlinear=true"
+        require(rounds or self.precision != "bfloat16", "precision", self.precision, need)
         fits = re.fullmatch("all|distributed|0*[1-9][0-9]*", self.devices)
         require(fits, "devices", self.devices, "a number of devices, all, or distributed")
         if self.start_from is None:

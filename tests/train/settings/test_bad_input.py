@@ -47,6 +47,8 @@ IMPOSSIBLE = [
         ["data=ethanol", "model.cutoff_function=xplor"],
         "needs a cutoff_onset between 0 and 5.0 Å, got None",
     ),
+    ([*WATER, "precision=bfloat16", "dtype=float64"], "auto or highest with dtype=float64"),
+    ([*WATER, "precision=bfloat16", "model=mace", "model.nonlinear=true"], "auto or highest with"),
     ([*WATER, "devices=2"], "devices=2: 1 CPU device found; devices=all uses all"),
     ([*WATER, "devices=0"], "a number of devices"),
     ([*WATER, "devices=distributed"], "JAX_COORDINATOR_ADDRESS"),

@@ -73,6 +73,15 @@ def layer(x, y, w, edges, backend):
     return module.apply(params, x, y, w, edges=edges)
 
 
+def tabulated(x, y, table, edges, backend):
+    """Return the product with weights in bfloat16 that are read from a table [2, 4, width]."""
+    rows = ops.group_by_interval(jnp.arange(edges.num_edges) % 2, 2)
+    how = {"dtype": jnp.bfloat16, "backend": backend}
+    [weights] = ops.interpolate([table], rows, y.array, **how)
+    assert weights.dtype == jnp.bfloat16
+    return ops.graph_tensor_product(x, y, weights, edges=edges, backend=backend)
+
+
 def gradients(backend: str, op=ops.graph_tensor_product):
     """Return a function of gradients, and those of a function of them, as forces need them."""
     graph = SMALL.edges()
@@ -107,7 +116,9 @@ def test_plans_give_what_e3nn_gives(chosen, monkeypatch):
     assert_as_e3nn(*operands("40x0e+33x1o"))
 
 
-@pytest.mark.parametrize(("op", "roundings"), [(ops.graph_tensor_product, 2), (layer, 4)])
+@pytest.mark.parametrize(
+    ("op", "roundings"), [(ops.graph_tensor_product, 2), (layer, 4), (tabulated, 4)]
+)
 @pytest.mark.parametrize("chosen", [None, (-1, 32, 1)])
 def test_weights_in_bfloat16_are_summed_in_float32(chosen, op, roundings, monkeypatch):
     """As e3nn has them, widened before; their gradients are rounded.
@@ -116,17 +127,21 @@ def test_weights_in_bfloat16_are_summed_in_float32(chosen, op, roundings, monkey
     """
     monkeypatch.setattr(forms, "measured_plan", lambda form, *_: chosen if form.on_graph else None)
     x, y = operands("3x0e+2x1o")
-    keep = None if op is ops.graph_tensor_product else ["0e", "1o"]
+    keep = ["0e", "1o"] if op is layer else None
     product = ops.tensor_product(x.irreps, y.irreps, filter_ir_out=keep)
-    shape = len(SMALL.pairs), product.num_irreps
-    w = jax.random.normal(jax.random.key(2), shape).astype(jnp.bfloat16)
-    used = lowering._used(gradients("triton", op), (x, y, w))
-    types = [spec.input_types.count("*bf16") for spec in lowering._specs(used)]
-    assert max(types) >= 2  # weights and their tangents
+    shape = (2, 4) if op is tabulated else (len(SMALL.pairs),)
+    w = jax.random.normal(jax.random.key(2), (*shape, product.num_irreps))
+    w = w if op is tabulated else w.astype(jnp.bfloat16)
+    specs = [*lowering._specs(lowering._used(gradients("triton", op), (x, y, w)))]
+    assert max(spec.input_types.count("*bf16") for spec in specs) >= 2  # with their tangents
+    read = [spec for spec in specs if spec.name.startswith(("out_0_row", "dtable"))]
+    assert bool(read) == (op is tabulated)
+    assert all("*bf16" in spec.input_types + spec.output_types for spec in read)
     results, expected = (jax.tree.leaves(gradients(b, op)(x, y, w)) for b in ("triton", "e3nn"))
-    assert [a.dtype.name for a in results] == 2 * ["float32", "float32", "bfloat16"]
-    for a, b in zip(results, expected, strict=True):
-        error = 4e-6 if a.dtype == jnp.float32 else roundings * 2.0**-9
+    assert [a.dtype.name for a in results] == 2 * ["float32", "float32", w.dtype.name]
+    for n, (a, b) in enumerate(zip(results, expected, strict=True)):
+        is_exact = a.dtype == jnp.float32 and (op is not tabulated or n < 3)
+        error = 4e-6 if is_exact else roundings * 2.0**-9
         a, b = (np.asarray(side, np.float32) for side in (a, b))
         np.testing.assert_allclose(a, b, rtol=0, atol=error * abs(b).max())
 

@@ -139,7 +139,7 @@ class RadialNetworks(nn.Module):
     hidden: tuple[int, ...]  # widths of the hidden layers
     outputs: tuple[int, ...]  # width of the output of each network
     backend: str | None
-    dtype: jnp.dtype  # of what is read from a table
+    dtype: jnp.dtype | None = None  # of what is read from a table; None: that of the basis
 
     @nn.compact
     def __call__(self, basis):
@@ -153,7 +153,7 @@ class RadialNetworks(nn.Module):
             tables = [kept(self, f"table_{k}", lambda k=k: made()[k]) for k in range(len(networks))]
             backend = ops.resolve(self.backend, "interpolate")
             is_constant = self.has_variable(COLLECTION, "table_0")
-            if backend == "llvm" and is_constant and self.dtype == basis.dtype:
+            if backend == "llvm" and is_constant and self.dtype in (None, basis.dtype):
                 return [basis.tabulated(table) for table in tables]
             if mlp.has_few_rows(basis):
                 return basis.of_edges(tables, self.dtype)

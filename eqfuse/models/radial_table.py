@@ -305,8 +305,7 @@ class RadialTable:
         """Return the functions of each edge, [n_edges, width] for each of the tables."""
         if self.parts > 1:
             tables = [jnp.repeat(table, self.parts, axis=0) for table in tables]
-        how = {"dtype": dtype, "backend": self.backend}
-        return ops.interpolate(tables, self.intervals, self.powers, **how)
+        return ops.interpolate(tables, self.intervals, self.powers, dtype, backend=self.backend)
 
 
 class Written(RadialTable):

@@ -12,7 +12,7 @@ from eqfuse.ops.primitives import forms
 
 
 def interpolate(
-    tables, intervals: Edges, weights, *, dtype=None, backend: str | None = None
+    tables, intervals: Edges, weights, dtype=None, *, backend: str | None = None
 ) -> list[jax.Array]:
     """Read tables of coefficients: a sum for each row, with weights such as powers of a number.
 

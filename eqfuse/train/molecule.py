@@ -82,6 +82,8 @@ class _Prepared:
         if self.tuning is not None:
             self.dataset, train = self.tuning.with_replay(self.dataset)
         self.potential, self.fields, self.params = self._network()
+        model = self.potential.model.clone(half_weights=config.precision == "bfloat16")
+        self.trained = self.potential.clone(model=model)
         size = config.data.batch_size
         if size < devices.count:
             raise ConfigError(
@@ -126,13 +128,6 @@ class _Prepared:
             given = {name: np.array(values, config.dtype) for name, values in numbers}
             heads.append({**params, "params": {**params["params"], **given}})
         return potential, fields, stack_heads(heads) if config.heads else heads[0]
-
-    @property
-    def trained(self) -> models.Potential:
-        """Return the potential as the training computes it."""
-        if self.config.precision != "bfloat16":
-            return self.potential
-        return self.potential.clone(model=self.potential.model.clone(half_weights=True))
 
     def metadata(self) -> dict:
         train, own = self.batchers[0], (self.potential, self.fields, self.params)

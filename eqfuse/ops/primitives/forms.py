@@ -64,7 +64,7 @@ def _check(form: Form, inputs, edges) -> tuple[int, int | tuple[int, int]]:
 
 
 @form_p.def_abstract_eval
-def _abstract(*args, form, num_rows, num_nodes, backend):
+def _abstract(*args, form, num_rows, backend, num_nodes=0):
     outputs = zip(form.output_shapes(num_rows, num_nodes), form.dtypes(args)[1], strict=True)
     return [args[0].update(shape=s, dtype=jnp.dtype(t), weak_type=False) for s, t in outputs]
 
@@ -220,9 +220,7 @@ def evaluate_linear(
     return linear_form_p.bind(*arrays, form=linear_form, num_rows=num_rows, backend=backend)
 
 
-@linear_form_p.def_abstract_eval
-def _linear_abstract(*arrays, form, num_rows, backend):
-    return _abstract(*arrays, form=form, num_rows=num_rows, num_nodes=0, backend=backend)
+linear_form_p.def_abstract_eval(_abstract)
 
 
 def _linear_batch(arrays, dims, *, form, num_rows, backend):

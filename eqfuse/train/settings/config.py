@@ -129,8 +129,7 @@ class Config:
     """dtype of parameters and data"""
     precision: Literal["auto", "highest", "bfloat16"] = value("auto")
     """of matmuls in float32; auto computes three products of TF32 on NVIDIA GPUs that have it, with
-    the errors of float32; bfloat16 rounds the weights of edges, too, in training and not in
-    predictions, see Kernels"""
+    the errors of float32; bfloat16 also rounds the weights of edges, in training alone"""
     steps: int | None = value(None, POSITIVE)
     """stop after this many steps; null: no limit"""
     verbose: bool = value(False)

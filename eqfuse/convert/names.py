@@ -40,7 +40,7 @@ def resolved(run) -> str | Path:
         from eqfuse.convert.cache import converted_name
 
         return converted_name(name)
-    if path.suffix.lower() in (*_PROGRAMS, ".safetensors") or os.sep in text:
+    if path.suffix.lower() in (*_PROGRAMS, ".safetensors") or os.path.dirname(text):
         raise CheckpointError(f"no such file or folder: {run}")
     close = difflib.get_close_matches(path.name.lower(), published(), n=2)
     dated = [n for n in close if re.search(r"_\d.*\d{4}$", n + text)]  # a name has no other date

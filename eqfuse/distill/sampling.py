@@ -77,7 +77,7 @@ def not_sampled(starts: Sequence[ase.Atoms]) -> str:
     for atoms in starts:
         has = ("masses", atoms.has("masses")), ("velocities", atoms.has("momenta"))
         found += [name for name, is_there in (*has, ("constraints", atoms.constraints)) if is_there]
-        found += [n for what in ("velocities", HELD) for n in unread_names(atoms, what)]
+        found += [n for what in ("velocities", "momenta", HELD) for n in unread_names(atoms, what)]
         found += [name for name in remarks_of(atoms) if name != APERIODIC]
     return ", ".join(dict.fromkeys(found))
 

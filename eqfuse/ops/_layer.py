@@ -155,7 +155,7 @@ class TensorProductLinear(nn.Module):
             integers = [jnp.asarray(getattr(edges, n)) for n in INDEX_ARRAYS]
             num_rows, num_nodes = edges.num_edges, edges.num_nodes
         form = product.form
-        if weights is not None and weights.dtype != x.dtype:
+        if weights is not None and weights.dtype != x.dtype and dtype == jnp.float32:
             floats[2], form = weights, form.halved(frozenset({2}))
         fused = Fused.build(form, linear, fused_gate, bool(added))
         chosen = choose(mode, fused, num_rows, num_nodes, backend, dtype)

@@ -81,7 +81,11 @@ FAULTS = {
 
 @pytest.mark.parametrize(
     ("fault", "dtype"),
-    [*((f, "float64") for f in FAULTS), *((f, "float32") for f in ("one atom", "step"))],
+    [
+        *((f, "float64") for f in FAULTS),
+        *((f, "float32") for f in ("one atom", "step")),
+        pytest.param("history", "float32", marks=pytest.mark.slow),
+    ],
 )
 def test_a_planted_fault_is_found_and_named(fault, dtype):
     name, remark = FAULTS[fault]

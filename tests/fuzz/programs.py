@@ -262,7 +262,11 @@ def unfused(plain, operands, index, rng):
     draws = [operands, *(jax.tree.map(draw, operands) for _ in range(7))]
     rounded = [plain(of, index) for of in draws]
     least = max(jnp.finfo(a.dtype).eps * abs(a).max() for a in jax.tree.leaves(operands) if a.size)
-    limits = jax.tree.map(lambda a, *of: least + 4 * max(apart(b, a) for b in of), exact, *rounded)
+
+    def limit(a, *of):
+        return 4 * max(apart(b, a) for b in of) or least * (not np.any(a))
+
+    limits = jax.tree.map(limit, exact, *rounded)
     return rounded[0], exact, limits
 
 

@@ -90,7 +90,7 @@ def of_charges(charges, atoms) -> float:
 
 @pytest.mark.parametrize("model", FIELDS)
 def test_energy_is_that_of_the_network_and_of_its_charges(runs, salt, model):
-    for atoms in (salt, free(salt)) if model == "nequip" else (salt,):
+    for atoms in (salt, free(salt)):
         short, charges = short_and_charges(runs(model), atoms)
         assert np.ptp(charges) > 0.01
         atoms.calc = eqfuse.Calculator(runs(model))

@@ -12,9 +12,8 @@ from eqfuse.models.ewald import LatentEwald
 from tests.lammps.untrained import untrained_run
 from tests.md.conftest import table
 
-LES = LatentEwald(
-    scale=0.3, charge_key="q", sigma=0.896
-)  # 5.65 waves in the cell, and 6 in a larger one
+# 5.65 waves in the cell, and 6 in a larger one
+LES = LatentEwald(scale=0.3, charge_key="q", sigma=0.896)
 
 
 @pytest.fixture(scope="module")

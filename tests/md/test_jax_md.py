@@ -168,6 +168,7 @@ def test_a_box_that_shrinks_is_right_or_flagged(cells, run):
             energy, gradient = computed(positions, listed, box=shrunk)
             assert np.isnan(energy)
             assert np.isnan(gradient).any()
+            assert update(positions, listed, box).did_buffer_overflow  # until it is allocated anew
             listed = neighbor_fn.allocate(positions, box=shrunk)
         expected = smaller.get_potential_energy()
         energy, _ = computed(positions, listed, box=shrunk)

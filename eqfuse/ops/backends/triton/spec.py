@@ -53,7 +53,8 @@ class KernelSpec:
         """Return the spec of the function, under another name, in programs of so many warps."""
         source = self.source.replace(f"def {self.name}(", "def KERNEL(")
         types = self.input_types, self.output_types, self.scalars, num_warps
-        return self.build(self.name.rpartition("_")[0], source, *types)
+        made = self.build(self.name.rpartition("_")[0], source, *types)
+        return dataclasses.replace(made, coalesce=self.coalesce)
 
     @property
     def output_dtypes(self) -> tuple[str, ...]:

@@ -146,6 +146,22 @@ def test_weights_in_bfloat16_are_summed_in_float32(chosen, op, roundings, monkey
         np.testing.assert_allclose(a, b, rtol=0, atol=error * abs(b).max())
 
 
+def test_weights_in_bfloat16_are_widened_where_the_rest_is_float64():
+    with jax.enable_x64(True):
+        x, y = operands("3x0e+2x1o")
+        x, y = x.astype("float32"), y.astype("float32")
+        skip = e3nn.normal("5x0e+2x1o", jax.random.key(3), (SMALL.num_nodes,)).astype("float64")
+        product = ops.tensor_product(x.irreps, y.irreps, filter_ir_out=["0e", "1o"])
+        w = jnp.ones((len(SMALL.pairs), product.num_irreps), jnp.bfloat16)
+        found = []
+        for backend in ("triton", "e3nn"):
+            module = ops.TensorProductLinear("5x0e+2x1o", backend=backend)
+            given = {"edges": SMALL.edges(), "skip": skip}
+            found.append(module.init_with_output(jax.random.key(0), x, y, w, **given)[0].array)
+        assert found[0].dtype == found[1].dtype == jnp.float64
+        np.testing.assert_allclose(*found, rtol=0, atol=4e-6)
+
+
 def test_gradients_and_their_gradients_where_it_was_faster(monkeypatch, tmp_path):
     """Chosen by a clock; without the variable, what was measured with it does not count."""
     monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path))

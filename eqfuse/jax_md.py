@@ -18,17 +18,7 @@ import numpy as np
 from ase.symbols import symbols2numbers
 
 from eqfuse.data import DataError, species_index
-from eqfuse.inference import Network
-from eqfuse.inference.evaluator import Geometry, near_edges
-from eqfuse.inference.lists import (
-    Grid,
-    Pairs,
-    grid_of,
-    list_structures,
-    make_pairs,
-    most_pairs,
-    padded_pairs,
-)
+from eqfuse.inference import Geometry, Grid, Network, Pairs, list_structures, near_edges
 
 
 def neighbor_list(
@@ -211,10 +201,10 @@ class _Lists:
         positions, cell, fractions = map(np.asarray, self.places(position, **kwargs))
         structures, pbc = [(positions.astype(float), cell.astype(float))], self.is_periodic
         *pairs, _ = list_structures(structures, [pbc], self.cutoff, self.skin)
-        grid, count = grid_of(structures, pbc, self.cutoff + self.skin), len(positions)
+        grid, count = Grid.of(structures, pbc, self.cutoff + self.skin), len(positions)
         room = math.ceil(self.capacity * len(pairs[0])) + extra_capacity + 1
-        room = min(room, most_pairs(grid, count))
-        arrays = padded_pairs(*pairs, count, room), fractions, np.bool_(False)
+        room = min(room, grid.most_pairs(count))
+        arrays = Pairs.padded(*pairs, count, room), fractions, np.bool_(False)
         return Neighbors(*jax.tree.map(jnp.asarray, arrays), grid, room, self)
 
     def update(self, position, neighbors: Neighbors, **kwargs) -> Neighbors:
@@ -225,7 +215,7 @@ class _Lists:
         def made():
             with jax.enable_x64(True):
                 placed = positions[None].astype(jnp.float64), cell[None].astype(jnp.float64)
-                pairs, needed = make_pairs(grid, room, *placed, np.ones((1, len(positions)), bool))
+                pairs, needed = grid.make_pairs(room, *placed, np.ones((1, len(positions)), bool))
             lacks = (needed.pairs > room) | (needed.occupancy > grid.occupancy) | needed.is_narrow
             lacks |= neighbors.did_buffer_overflow
             return Neighbors(pairs, fractions, lacks, grid, room, self)

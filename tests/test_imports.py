@@ -51,15 +51,6 @@ ALLOWED = {name: {name, "_late", *names.split()} for name, names in ALLOWED.item
 # What takes the front of each of these packages alone, and what still takes more.
 DOORS = ("certify", "distill", "md", "export", "jax_md", "torch_sim")
 FRONTS = ("inference", "train", "data", "runs", "models", "ops")
-INSIDE = {
-    "eqfuse.export.folder": {"ops.backends.llvm"},
-    # loops that are compiled whole are made of the parts of an evaluation
-    "eqfuse.jax_md": {"inference.evaluator", "inference.lists"},
-    "eqfuse.md.simulation": {"inference.evaluator", "inference.lists"},
-    "eqfuse.md.steps": {
-        f"inference.{name}" for name in ("evaluator", "lists", "network", "programs", "spread")
-    },
-}
 # The layers of ops: what each may import of the others; modules that are not listed are public ops,
 # which may import all. The backends do not import each other.
 LAYERS = {
@@ -214,7 +205,7 @@ def test_imports_run_one_way():
 
 def test_doors_use_the_fronts():
     doors = (m for m in OURS.trees if m.split(".")[1:2] in [[door] for door in DOORS])
-    assert [m for m in doors if past_fronts(m) - INSIDE.get(m, set())] == []
+    assert [m for m in doors if past_fronts(m)] == []
     assert past_fronts("eqfuse.md.x", "from eqfuse.ops._edges import orders") == {"ops._edges"}
 
 

@@ -9,6 +9,7 @@ import re
 import textwrap
 import types
 
+import jax
 import numpy as np
 import pytest
 
@@ -60,6 +61,7 @@ def test_every_name_of_a_front_has_an_example_that_runs(name, tmp_path, monkeypa
         untrained_run(tmp_path, seed=4).rename(tmp_path / "second")
     front = importlib.import_module(f"eqfuse.{name}")
     given = {name: front, "command": command, "contextlib": contextlib, "np": np, "os": os}
+    given |= {"jax": jax, "jnp": jax.numpy}
     examples = doctest.DocTestParser().get_doctest(front.__doc__, given, name, None, None)
     used = re.findall(rf"\b{name}\.(\w+)", "".join(e.source for e in examples.examples))
     assert {*front.__all__} <= {*used}

@@ -27,8 +27,7 @@ from eqfuse.export.program import exchanging, fetch, of_vectors
 from eqfuse.export.sizes import portable_artifact, programs_of
 from eqfuse.inference import Network
 from eqfuse.models import Allegro
-from eqfuse.ops import Edges
-from eqfuse.ops.backends.llvm import library, machine
+from eqfuse.ops import Edges, library
 from eqfuse.runs import ConfigError
 
 FORMAT = 4
@@ -111,7 +110,7 @@ def _refuse(folder: Path, sizes, radial: str, backend: str):
         raise ConfigError("a program needs a number of atoms and one of edges, each 1 or more")
     if os.path.lexists(folder):
         raise ConfigError(f"{folder} exists already and is not overwritten; name another folder")
-    reason = machine.unavailable() or library.unavailable()
+    reason = library.unavailable()
     if backend == "llvm" and reason:
         raise ConfigError(f"{reason}; backend=xla writes a folder without kernels")
 
@@ -161,7 +160,7 @@ def _write(
         for name in SOURCES:
             shutil.copyfile(Path(__file__).with_name(name), part / name)
         plugin = beside.submit(write_plugin, part, folder, headers)
-        with network.precision(), machine.recording(library.machines(), suffix) as texts:
+        with network.precision(), library.recording(suffix) as texts:
             kernels = _Kernels(texts, beside)
             _write_programs(part, network, places, widths, kernels)
         if texts:

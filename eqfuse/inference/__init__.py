@@ -24,6 +24,32 @@ Of a run, here one of copper and aluminium; `eqfuse.Calculator` and some others 
     >>> evaluator.run(evaluator.list([placed])).forces.shape
     (4, 3)
 
+Loops that are compiled whole, as `eqfuse.md`, make their lists on the device, with some room:
+
+    >>> def step(params, positions, cell):
+    ...     atoms, species = jnp.full(4, True), jnp.full(4, network.species.index(29))
+    ...     found = grid.make_pairs(room.pairs, positions[None], cell[None], atoms[None])
+    ...     pairs, needed = inference.Pairs(*found[0]), inference.Needed(*found[1])
+    ...     geometry = inference.Geometry(positions, cell[None], jnp.zeros(4, int), species, atoms)
+    ...     given = module, params, pairs, geometry
+    ...     near, found = inference.evaluate_pairs(*given, size=room.edges)
+    ...     fits = (needed.pairs <= room.pairs) & (near.num_edges <= room.edges)
+    ...     strain = inference.strain_derivatives(near, found, geometry)
+    ...     same = inference.near_edges(module.cutoff, pairs, geometry, room.edges)
+    ...     added = params | {"spread": {"root": jnp.eye(4)}}  # as `with_spread` has it, here any
+    ...     spread = inference.spread_of_atoms(module, added, same, geometry)
+    ...     return found.forces(same.edges), strain, spread, fits & ~needed.is_narrow
+    >>> module: inference.Module = network.module
+    >>> with jax.enable_x64():
+    ...     placed = atoms.positions, atoms.cell.array
+    ...     *pairs, near = inference.list_structures([placed], [atoms.pbc], module.cutoff, skin=0.5)
+    ...     room = inference.Sizes().grown(inference.Sizes(pairs=len(pairs[0]), edges=near))
+    ...     grid = inference.Grid.of([placed], atoms.pbc, module.cutoff + 0.5)
+    ...     compiled = inference.Kept(step, None, result=lambda *_: (0, 0, 0, 0))
+    ...     forces, strain, spread, fits = compiled(network.params, *placed)
+    >>> bool(fits), strain.shape, spread.shape, bool(np.allclose(forces, predicted.forces, atol=1e-4))
+    (True, (1, 3, 3), (4,), True)
+
 Several networks have a spread; so has one to which `eqfuse uncertainty` fitted it:
 
     >>> networks = inference.load_networks(["first", "second"])
@@ -49,17 +75,29 @@ _LATE = {
     "Calculator": "eqfuse.inference.calculator",
     "Committee": "eqfuse.inference.calculator",
     "Evaluator": "eqfuse.inference.evaluator",
+    "Geometry": "eqfuse.inference.evaluator",
+    "Grid": "eqfuse.inference.lists",
+    "Kept": "eqfuse.inference.programs",
+    "Module": "eqfuse.inference.network",
+    "Needed": "eqfuse.inference.lists",
     "Network": "eqfuse.inference.network",
+    "Pairs": "eqfuse.inference.lists",
     "Placed": "eqfuse.inference.evaluator",
     "Predicted": "eqfuse.inference.predict",
+    "Sizes": "eqfuse.inference.evaluator",
     "Spread": "eqfuse.inference.predict",
     "as_structures": "eqfuse.inference.predict",
     "born_charges": "eqfuse.inference.charges",
+    "evaluate_pairs": "eqfuse.inference.evaluator",
     "format_of": "eqfuse.inference.commands",
     "hessian": "eqfuse.inference.calculator",
+    "list_structures": "eqfuse.inference.lists",
     "load_networks": "eqfuse.inference.network",
+    "near_edges": "eqfuse.inference.evaluator",
     "require_backend": "eqfuse.inference.commands",
     "require_writable": "eqfuse.inference.commands",
+    "spread_of_atoms": "eqfuse.inference.spread",
+    "strain_derivatives": "eqfuse.inference.evaluator",
     "unlike_training": "eqfuse.inference.network",
     "with_spread": "eqfuse.inference.spread",
     "write_atoms": "eqfuse.inference.commands",

@@ -1,7 +1,7 @@
 """Energies, forces and stress of structures by a trained network.
 
-Whatever uses a network does so here: compiled loops (dynamics, relaxation) by `evaluate`, all that
-has arrays on the host by `Evaluator`. Programs are compiled for `Sizes`, which grow here alone.
+Whatever uses a network does so here: compiled loops (dynamics) by `evaluate_pairs`, all that has
+arrays on the host by `Evaluator`. Programs are compiled for `Sizes`, which grow here alone.
 """
 
 import dataclasses
@@ -122,7 +122,7 @@ def derivatives(module: Module, params, near: Near, geometry: Geometry) -> Deriv
     return found._replace(node_energy=energies, gradient=gradient)
 
 
-def evaluate(
+def evaluate_pairs(
     module: Module, params, pairs: Pairs, geometry: Geometry, *, size: int
 ) -> tuple[Near, Derivatives]:
     """Compute energies and derivatives of structures side by side; inside of `jit`."""
@@ -210,7 +210,7 @@ class Results(NamedTuple):
 
 
 def _results(module, params, pairs, geometry, size, *, of_atoms: bool):
-    near, found = evaluate(module, params, pairs, geometry, size=size)
+    near, found = evaluate_pairs(module, params, pairs, geometry, size=size)
     if of_atoms:
         strain = atom_strain_derivatives(near, found)
     else:
@@ -285,7 +285,7 @@ class Evaluator:
         sizes = self._sizes(needed._replace(reach=self._reach(placed, pbc)))
         number = np.argsort(order)
         ends = number[pairs[0]], number[pairs[1]]
-        pairs = lists.padded_pairs(*ends, pairs[2], sizes.nodes, sizes.pairs)
+        pairs = lists.Pairs.padded(*ends, pairs[2], sizes.nodes, sizes.pairs)
         nodes = np.zeros((2, sizes.nodes), np.int32)
         nodes[0] = sizes.graphs - 1
         nodes[:, :count] = index[order], species[order]

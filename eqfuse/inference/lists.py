@@ -28,6 +28,13 @@ class Pairs(NamedTuple):
     edges: Edges  # padding joins a node to itself
     images: jax.Array  # [n_pairs, 3] int32, lattice vectors that are added to the sender
 
+    @classmethod
+    def padded(cls, senders, receivers, images, num_nodes: int, room: int) -> "Pairs":
+        """Return a list of `room` pairs, see `eqfuse.data.padding.padded_edges`."""
+        edges, order = padding.padded_edges(senders, receivers, num_nodes, room)
+        images = np.concatenate([images, np.zeros((room - len(images), 3), np.int32)])
+        return cls(edges, images[order])
+
 
 def list_pairs(positions, cell, pbc, reach: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return senders, receivers and images of the pairs within `reach`, on the host."""
@@ -52,13 +59,6 @@ def list_structures(structures, pbc, cutoff: float, skin: float, names=None):
         listed.append((senders + first, receivers + first, images))
         first += len(positions)
     return *map(np.concatenate, zip(*listed, strict=True)), near
-
-
-def padded_pairs(senders, receivers, images, num_nodes: int, room: int) -> Pairs:
-    """Return a list of `room` pairs, see `eqfuse.data.padding.padded_edges`."""
-    edges, order = padding.padded_edges(senders, receivers, num_nodes, room)
-    images = np.concatenate([images, np.zeros((room - len(images), 3), np.int32)])
-    return Pairs(edges, images[order])
 
 
 def is_valid(listed, positions, cutoff: float, skin: float) -> bool:
@@ -166,9 +166,55 @@ class Grid(NamedTuple):
     aside: tuple[int, int, int]  # boxes, or images, to look at on either side
     occupancy: int  # the number of atoms that a box has room for
 
+    @classmethod
+    def of(cls, structures, pbc, reach: float, shrinking: float = 1.0) -> "Grid":
+        """Return the grid of structures of a batch, whose cells may shrink by a factor."""
+        pbc = np.asarray(pbc, bool)
+        boxes, aside, axes = [], [], []
+        for positions, cell in structures:
+            basis = np.asarray(Cell(np.where(pbc[:, None], cell, 0)).complete())
+            inverse = np.linalg.inv(basis)
+            extents = np.ptp(positions @ inverse, axis=0) + reach
+            lengths = np.where(pbc, shrinking / np.linalg.norm(inverse, axis=0), extents)
+            boxes.append(np.maximum(1, (lengths / reach).astype(int)))
+            images = np.where(pbc, np.ceil(reach / lengths), 0).astype(int)
+            aside.append(np.where(boxes[-1] > 1, 1, images))
+            axes.append(np.where(pbc[:, None], 0.0, basis))
+            if not np.allclose(axes[-1], axes[0], atol=1e-8):
+                raise DataError(
+                    f"structures 0 and {len(axes) - 1} are periodic in different planes or "
+                    "directions, and are not simulated in one batch; simulate them apart"
+                )
+        axes, pbc = tuple(map(tuple, axes[0].tolist())), tuple(pbc.tolist())
+        boxes, aside = np.min(boxes, axis=0).tolist(), np.max(aside, axis=0).tolist()
+        grid, rooms = cls(reach, pbc, axes, tuple(boxes), tuple(aside), 0), []
+        for positions, cell in structures:
+            box = _boxes_of(grid, positions, cell, np)[0]
+            counts = np.unique(box, axis=0, return_counts=True)[1]
+            rooms.append(padding.room_in_boxes(int(counts.max()), len(positions)))
+        return grid._replace(occupancy=max(rooms))
+
     def enlarged(self, most: int, num_atoms: int) -> "Grid":
         """Return this grid, in which the fullest box has `most` of the atoms of a structure."""
         return self._replace(occupancy=padding.room_in_boxes(most, num_atoms))
+
+    def most_pairs(self, num_atoms: int) -> int:
+        """Return how many pairs a list can have: each atom with all places of the boxes around."""
+        return num_atoms * math.prod(2 * n + 1 for n in self.aside) * self.occupancy
+
+    def make_pairs(self, room: int, positions, cells, is_atom) -> tuple[Pairs, "Needed"]:
+        """Return all pairs within the reach, and what the list needs; inside of `jit`.
+
+        If more is needed than there is room for, the list is not complete. What is left of the room
+        holds pairs further apart and atoms joined to themselves, spread over all atoms.
+        """
+        structures, count = is_atom.shape
+        find = jax.vmap(functools.partial(_find_pairs, self, room))
+        senders, receivers, images, needed = find(positions, cells, is_atom)
+        first = count * jnp.arange(structures, dtype=jnp.int32)[:, None]
+        ends = (senders + first).reshape(-1), (receivers + first).reshape(-1)
+        pairs = Pairs(Edges.from_arrays(*ends, structures * count), images.reshape(-1, 3))
+        return pairs, jax.tree.map(jnp.max, needed)
 
 
 class Needed(NamedTuple):
@@ -179,51 +225,8 @@ class Needed(NamedTuple):
     is_narrow: jax.Array
 
 
-def grid_of(structures, pbc, reach: float, shrinking: float = 1.0) -> Grid:
-    """Return the grid of structures of a batch, whose cells may shrink by a factor."""
-    pbc = np.asarray(pbc, bool)
-    boxes, aside, axes = [], [], []
-    for positions, cell in structures:
-        basis = np.asarray(Cell(np.where(pbc[:, None], cell, 0)).complete())
-        inverse = np.linalg.inv(basis)
-        extents = np.ptp(positions @ inverse, axis=0) + reach
-        lengths = np.where(pbc, shrinking / np.linalg.norm(inverse, axis=0), extents)
-        boxes.append(np.maximum(1, (lengths / reach).astype(int)))
-        images = np.where(pbc, np.ceil(reach / lengths), 0).astype(int)
-        aside.append(np.where(boxes[-1] > 1, 1, images))
-        axes.append(np.where(pbc[:, None], 0.0, basis))
-        if not np.allclose(axes[-1], axes[0], atol=1e-8):
-            raise DataError(
-                f"structures 0 and {len(axes) - 1} are periodic in different planes or directions, "
-                "and are not simulated in one batch; simulate them apart"
-            )
-    axes, pbc = tuple(map(tuple, axes[0].tolist())), tuple(pbc.tolist())
-    boxes, aside = np.min(boxes, axis=0).tolist(), np.max(aside, axis=0).tolist()
-    grid, rooms = Grid(reach, pbc, axes, tuple(boxes), tuple(aside), 0), []
-    for positions, cell in structures:
-        box = _boxes_of(grid, positions, cell, np)[0]
-        counts = np.unique(box, axis=0, return_counts=True)[1]
-        rooms.append(padding.room_in_boxes(int(counts.max()), len(positions)))
-    return grid._replace(occupancy=max(rooms))
-
-
-def make_pairs(grid: Grid, room: int, positions, cells, is_atom) -> tuple[Pairs, Needed]:
-    """Return all pairs within the reach, and what the list needs; inside of `jit`.
-
-    If more is needed than there is room for, the list is not complete. What is left of the room
-    holds pairs further apart and atoms joined to themselves, spread over all atoms.
-    """
-    structures, count = is_atom.shape
-    find = jax.vmap(functools.partial(_find_pairs, grid, room))
-    senders, receivers, images, needed = find(positions, cells, is_atom)
-    first = count * jnp.arange(structures, dtype=jnp.int32)[:, None]
-    ends = (senders + first).reshape(-1), (receivers + first).reshape(-1)
-    pairs = Pairs(Edges.from_arrays(*ends, structures * count), images.reshape(-1, 3))
-    return pairs, jax.tree.map(jnp.max, needed)
-
-
 def _find_pairs(grid: Grid, room: int, positions, cell, is_atom):
-    """Return senders, receivers, images and `Needed` of one structure; see `make_pairs`."""
+    """Return senders, receivers, images and `Needed` of one structure; see `Grid.make_pairs`."""
     barrier, count = jax.lax.optimization_barrier, positions.shape[0]  # see `within`
     box, images, basis = _boxes_of(grid, positions, cell)
     number = jnp.where(is_atom, _number_of(grid, box), math.prod(grid.boxes))
@@ -244,7 +247,7 @@ def _find_pairs(grid: Grid, room: int, positions, cell, is_atom):
     apart = (wrapped[:, k][senders] + shifted[:, :, None, k] for k in range(3))
     squares = sum(component**2 for component in apart)
     near = barrier((real & (squares < grid.reach**2)).reshape(-1))
-    room = min(room, most_pairs(grid, count))
+    room = min(room, grid.most_pairs(count))
     chosen, found = barrier(select_evenly(near, room))
     kept = barrier(selected(chosen, room))
 
@@ -258,11 +261,6 @@ def _find_pairs(grid: Grid, room: int, positions, cell, is_atom):
     enough = widths * jnp.maximum(jnp.array(grid.aside), 1) >= grid.reach * (1 - 1e-12)
     is_narrow = jnp.any(~enough & jnp.array(grid.pbc))
     return senders, receivers, away, Needed(found, fullest, is_narrow)
-
-
-def most_pairs(grid: Grid, num_atoms: int) -> int:
-    """Return the number of candidates of a list: each atom with all places of the boxes around."""
-    return num_atoms * math.prod(2 * n + 1 for n in grid.aside) * grid.occupancy
 
 
 def _boxes_beside(grid: Grid, box):

@@ -13,9 +13,15 @@ from ase.md.velocitydistribution import Stationary
 
 from eqfuse import ops
 from eqfuse.data import DataError
-from eqfuse.inference import Network, as_structures, predict, unlike_training, with_spread
-from eqfuse.inference.evaluator import Sizes
-from eqfuse.inference.lists import Grid
+from eqfuse.inference import (
+    Grid,
+    Network,
+    Sizes,
+    as_structures,
+    predict,
+    unlike_training,
+    with_spread,
+)
 from eqfuse.md.integrators import State
 from eqfuse.md.settings import Settings
 from eqfuse.md.steps import COLUMNS, LIMIT, MOST_STEPS, Advanced, Room, Stepper, padded_to_longest

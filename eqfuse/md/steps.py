@@ -12,21 +12,21 @@ import numpy as np
 from ase import units
 
 from eqfuse.data import DataError
-from eqfuse.inference import Network, Placed
-from eqfuse.inference.evaluator import Geometry, Sizes, evaluate, strain_derivatives
-from eqfuse.inference.lists import (
+from eqfuse.inference import (
+    Geometry,
     Grid,
+    Kept,
+    Module,
     Needed,
+    Network,
     Pairs,
-    grid_of,
+    Placed,
+    Sizes,
+    evaluate_pairs,
     list_structures,
-    make_pairs,
-    most_pairs,
-    padded_pairs,
+    spread_of_atoms,
+    strain_derivatives,
 )
-from eqfuse.inference.network import Module
-from eqfuse.inference.programs import Kept
-from eqfuse.inference.spread import spread_of_atoms
 from eqfuse.md.integrators import CHAIN, Integrator, State, volume
 from eqfuse.md.settings import Settings
 from eqfuse.runs import give_back
@@ -108,9 +108,9 @@ class Advanced(NamedTuple):
 
 def _no_listing(room: Room, structures: int, atoms: int) -> Listing:
     """Return a listing which means that a list has to be made."""
-    size = structures * min(room.sizes.pairs, most_pairs(room.grid, atoms))
+    size = structures * min(room.sizes.pairs, room.grid.most_pairs(atoms))
     none = np.zeros((0, 3), np.int32)
-    pairs = padded_pairs(none[:, 0], none[:, 1], none, structures * atoms, size)
+    pairs = Pairs.padded(none[:, 0], none[:, 1], none, structures * atoms, size)
     positions = np.full((structures, atoms, 3), np.inf)
     return Listing(pairs, positions, np.tile(np.eye(3), (structures, 1, 1)))
 
@@ -203,7 +203,7 @@ def _take(module: Module, room: Room, settings, added, params, structures, befor
 
     def made() -> tuple[Listing, Needed]:
         placed = state.positions, state.cell
-        pairs, needed = make_pairs(room.grid, room.sizes.pairs, *placed, is_atom)
+        pairs, needed = room.grid.make_pairs(room.sizes.pairs, *placed, is_atom)
         return Listing(pairs, *placed), needed
 
     valid = jnp.all(_are_valid(listing, state, module.cutoff, settings.skin, rescaled))
@@ -214,7 +214,7 @@ def _take(module: Module, room: Room, settings, added, params, structures, befor
     of_nodes = index, structures.species.reshape(-1), is_atom.reshape(-1)
     reach = room.sizes.reach
     geometry = Geometry(*places, *of_nodes, structures.charges, reach)
-    near, found = evaluate(module, params, listing.pairs, geometry, size=room.sizes.edges)
+    near, found = evaluate_pairs(module, params, listing.pairs, geometry, size=room.sizes.edges)
     edges, potential = near.num_edges, found.node_energy.reshape(is_atom.shape).sum(axis=1)
     forces = found.forces(near.edges).reshape(state.positions.shape)
     strain = strain_derivatives(near, found, geometry)
@@ -314,7 +314,7 @@ class Stepper:
         """Take up the sizes of a checkpoint, and the (positions, cells) of its list."""
         self._use(room)
         if np.isfinite(listed[0]).all():
-            make = jax.jit(make_pairs, static_argnums=(0, 1))
+            make = jax.jit(Grid.make_pairs, static_argnums=(0, 1))
             is_atom = self._structures.masses > 0
             self._listing = Listing(make(room.grid, room.sizes.pairs, *listed, is_atom)[0], *listed)
 
@@ -374,7 +374,7 @@ class Stepper:
 
     def _grid(self, structures):
         shrinking = _SHRINKING if self._settings.ensemble == "npt" else 1.0
-        return grid_of(structures, self._pbc, self._radius, shrinking)
+        return Grid.of(structures, self._pbc, self._radius, shrinking)
 
     def _use(self, room: Room):
         network, settings = self._network, self._settings

@@ -3,6 +3,7 @@
 import importlib
 
 from eqfuse import _e3nn_jax  # noqa: F401  (before e3nn-jax itself)
+from eqfuse.ops import library
 from eqfuse.ops._backend import (
     BACKENDS,
     TF32X3,
@@ -51,6 +52,7 @@ __all__ = [
     "group_by_interval",
     "grouped_dense",
     "interpolate",
+    "library",
     "linear",
     "measure",
     "measure_on_gpu",

@@ -14,7 +14,7 @@ from ase.md.verlet import VelocityVerlet
 import eqfuse
 from eqfuse import cli, md
 from eqfuse.data import DataError, padding
-from eqfuse.inference.evaluator import Sizes
+from eqfuse.inference import Sizes
 from eqfuse.md import simulation
 from eqfuse.md.simulation import read_checkpoint
 from eqfuse.md.steps import Room, Stepper

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from eqfuse.data import DataError
-from eqfuse.inference.lists import grid_of, list_pairs, make_pairs
+from eqfuse.inference import Grid
+from eqfuse.inference.lists import list_pairs
 from eqfuse.md.steps import padded_to_longest
 
 REACH = 4.5
@@ -32,7 +33,7 @@ def structures():
     return names | {"molecule": molecule, "single": single}
 
 
-MAKE = jax.jit(make_pairs, static_argnums=(0, 1))
+MAKE = jax.jit(Grid.make_pairs, static_argnums=(0, 1))
 
 
 def batch(*frames):
@@ -55,7 +56,7 @@ def test_pairs_of_a_batch_are_those_of_the_lists_of_the_host(names):
     expected = [list_pairs(a.positions, a.cell.array, a.pbc, REACH) for a in frames]
     room = max(len(senders) for senders, _, _ in expected) + 7
     with jax.enable_x64(True):
-        grid = grid_of([(a.positions, a.cell.array) for a in frames], frames[0].pbc, REACH)
+        grid = Grid.of([(a.positions, a.cell.array) for a in frames], frames[0].pbc, REACH)
         pairs, needed = jax.device_get(MAKE(grid, room, *batch(*frames)))
     assert (min(grid.boxes) > 2) == (names == ("large",))
     assert needed.pairs == room - 7
@@ -79,7 +80,7 @@ def test_structures_periodic_in_different_planes_are_no_batch():
     slab, other = structures()["slab"], structures()["slab"]
     other.rotate(30, "x", rotate_cell=True)
     with pytest.raises(DataError, match="structures 0 and 1 are periodic in different planes"):
-        grid_of([(a.positions, a.cell.array) for a in (slab, other)], slab.pbc, REACH)
+        Grid.of([(a.positions, a.cell.array) for a in (slab, other)], slab.pbc, REACH)
 
 
 def test_lists_that_are_too_small_are_reported():
@@ -87,7 +88,7 @@ def test_lists_that_are_too_small_are_reported():
     atoms = structures()["large"]
     positions, cell = atoms.positions, atoms.cell.array
     with jax.enable_x64(True):
-        grid = grid_of([(positions, cell)], atoms.pbc, REACH, 0.9)
+        grid = Grid.of([(positions, cell)], atoms.pbc, REACH, 0.9)
         few, room = grid._replace(occupancy=3), 100  # of several thousand pairs
         needed = MAKE(few, room, *batch(atoms))[1]
         assert needed.occupancy > 3

@@ -9,7 +9,8 @@ import pytest
 
 from benchmarks.gpu import steps
 from eqfuse import models
-from eqfuse.ops.backends.llvm import library, machine
+from eqfuse.ops import library
+from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.llvm.text import with_handler
 
 TARGETS = {

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops import _host
-from eqfuse.ops.backends.llvm import library, machine
+from eqfuse.ops import _host, library
+from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.llvm.form import generate
 from eqfuse.ops.ir import products
 from eqfuse.ops.ir.form import derivatives

@@ -14,8 +14,8 @@ import subprocess
 import sys
 import tempfile
 
+from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.llvm.layout import DEFAULT_CACHES, Machine
-from eqfuse.ops.backends.llvm.machine import RUNTIME
 from eqfuse.ops.backends.llvm.text import with_handler
 
 _NARROW, _WIDE = Machine(32, 16, *DEFAULT_CACHES), Machine(64, 32, *DEFAULT_CACHES)
@@ -34,9 +34,14 @@ def machines() -> tuple[Machine, ...]:
     return tuple(LEVELS.get(platform.machine(), {"": _NARROW}).values())
 
 
+def recording(suffix: str):
+    """Return a context in which kernels are recorded, see `machine.recording`, for `build`."""
+    return machine.recording(machines(), suffix)
+
+
 def _handlers(names, levels: int) -> str:
     """Return the LLVM IR of the handlers that XLA calls, which choose the level."""
-    here, table = pathlib.Path(__file__).parent, []
+    here, table = machine.RUNTIME.parent, []
     one = "define internal i64 @best() {\n  ret i64 0\n}\n"
     parts = [(here / "levels.ll").read_text()]
     parts.append((here / "levels_x86_64.ll").read_text() if levels > 1 else one)
@@ -59,6 +64,8 @@ def _handlers(names, levels: int) -> str:
 
 def unavailable() -> str:
     """Return why no library can be written here, or ""."""
+    if reason := machine.unavailable():
+        return reason
     if sys.platform != "linux" or platform.machine() not in LEVELS:
         here = f"{sys.platform} {platform.machine()}"
         return f"libraries of kernels are written on Linux, x86_64 or aarch64, not on {here}"
@@ -119,7 +126,7 @@ def build(kernels: dict[str, list[bytes]], file: pathlib.Path) -> None:
     if reason := unavailable():
         raise RuntimeError(reason)
     levels = [*LEVELS[platform.machine()]]
-    common = RUNTIME.read_text(), _handlers(kernels, len(levels))
+    common = machine.RUNTIME.read_text(), _handlers(kernels, len(levels))
     codes = [_compiled(levels[0], text) for text in common]
     codes += [kernel[n] for n in range(len(levels)) for kernel in kernels.values()]
     with tempfile.TemporaryDirectory() as folder:

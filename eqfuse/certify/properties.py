@@ -78,11 +78,11 @@ def seconds(calculators: Sequence, atoms: ase.Atoms) -> list[float]:
     return np.reshape(times, (-1, len(calculators)))[1:].min(axis=0).tolist()  # the first compiles
 
 
-def relaxed(atoms: ase.Atoms, calculator, *, cell: bool) -> ase.Atoms:
+def relaxed(atoms: ase.Atoms, calculator, *, cell: bool, steps: int = 300) -> ase.Atoms:
     """Return a copy with the calculator, whose atoms, and cell if asked for, are in a minimum."""
     atoms = atoms.copy()
     atoms.calc = calculator
-    FIRE(FrechetCellFilter(atoms) if cell else atoms, logfile=None).run(fmax=0.001, steps=300)
+    FIRE(FrechetCellFilter(atoms) if cell else atoms, logfile=None).run(fmax=0.001, steps=steps)
     return atoms
 
 

@@ -52,7 +52,7 @@ from eqfuse.runs import (
 
 FORCES, ENERGY, SPREAD = "forces_rmse_mev_per_a", "energy_rmse_mev_per_atom", "spread_mev_per_a"
 _MOST = 20, 100  # times the steps of a round, of the last training: where aims are met, and not
-_CURVED = 4  # one of so many labels of the first round is at the minimum of a crystal
+_CURVED = 2  # one of so many labels of the first round is at the minimum of a crystal; it is small
 _PART = 6  # one of so many minutes are for labels, or for the training, of a round
 _TIMED = 256  # atoms of a crystal whose steps are timed
 _NUMBERS = {
@@ -119,13 +119,17 @@ class Distillation:
         settings, rows = self.settings, self.rows("rounds")
         left = settings.labels - (int(rows[-1]["labels"]) if rows else 0) - 3 * settings.new
         for row in self.rows("seconds"):
-            left = min(left, int(60 * settings.minutes / _PART / float(row["label"])))
+            most = 60 * settings.minutes / _PART / float(row["label"])  # of dynamics
+            left = min(left, int(most * (_CURVED if self.is_curved(len(rows)) else 1)))
         return min(settings.batch, max(left, FEWEST))
 
     def curved(self, number: int) -> int:
         """Return how many labels of a round are at the minimum of a crystal, by its teacher."""
-        known = number == 0 and self.settings.driver == "teacher" and self.has_stress
-        return self.batch // _CURVED if known and len(self.starts[0]) <= MOST_ATOMS else 0
+        return self.batch // _CURVED * self.is_curved(number)
+
+    def is_curved(self, number: int) -> bool:
+        small = len(self.starts[0]) <= MOST_ATOMS and self.settings.driver == "teacher"
+        return number == 0 and small and self.has_stress
 
     def rows(self, name: str) -> list[dict]:
         """Return the rows of a table of `_NUMBERS`, if it is there."""
@@ -194,8 +198,10 @@ class Distillation:
             write_table(self.work / "seconds.csv", [self._seconds()], signed=True)
         [row] = self.rows("seconds")
         least = _PART * FEWEST * float(row["label"]) + 2 * float(row["beginning"])
+        enough = math.ceil(least / 6) / 10
         need = (
-            f"{math.ceil(least / 6) / 10:g} or more: a round of {FEWEST} labels takes so long here"
+            f"{enough:g} or more: a round of {FEWEST} labels takes so long here; "
+            f"eqfuse distill resume={self.folder} minutes={enough:g} goes on"
         )
         require(least <= 60 * settings.minutes, "minutes", settings.minutes, need)
 

@@ -21,6 +21,7 @@ _OTHERS = "strained", "minimum", "stopped"
 _LEAST = 0.01  # Å, of random moves
 _VACUUM = 10.0  # Å, of a surface
 _STRAINS, _MOVES = (0.005, 0.02), (0.005, 0.03)  # at the minimum; Å
+_STEPS = 30  # of a relaxation under strain: it takes about as long as two labels of dynamics
 _VOLUMES = (0.94, 1.03, 1.06, 0.97, 1.09, 1.12)  # of that of the minimum
 
 
@@ -144,7 +145,7 @@ def at_minimum(start: ase.Atoms, atoms: int, teacher, rng) -> Iterator[ase.Atoms
     for k in itertools.count():
         for relax in (False, True):
             made = under_strain(minimum, k % 6, rng.uniform(*_STRAINS) * (-1) ** (k // 6))
-            yield relaxed(made, teacher, cell=False).copy() if relax else made
+            yield relaxed(made, teacher, cell=False, steps=_STEPS).copy() if relax else made
         if k % 2:
             yield rattled(large, rng, 0.0, rng.uniform(*_MOVES))
         else:

@@ -4,6 +4,17 @@ It needs libc and libm only. Each kernel is in it for several levels of x86-64, 
 call takes the best that the processor has; threads are XLA's, at most OMP_NUM_THREADS. Its public
 symbols are the handlers, named as programs call them, and `eqfuse_kernels`, an array of name and
 handler that ends with zeros.
+
+    >>> import pathlib, tempfile
+    >>> x = e3nn.IrrepsArray("1o", jnp.ones((8, 3)))
+    >>> with ops.library.recording("_mine") as texts:
+    ...     function = lambda x: ops.tensor_product(x, x, backend="llvm").array
+    ...     program = jax.jit(function).lower(x)  # calls what the library has
+    >>> kernels = {name: ops.library.compiled(name, text) for name, text in texts.items()}
+    >>> file = pathlib.Path(tempfile.mkdtemp()) / "kernels.so"
+    >>> ops.library.build(kernels, file)
+    >>> len(kernels), file.exists()
+    (1, True)
 """
 
 import pathlib

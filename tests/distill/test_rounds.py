@@ -263,7 +263,7 @@ def test_labels_are_those_of_the_teacher_and_tests_are_not_trained_on(begin, ste
         energy, forces = frame.get_potential_energy(), frame.get_forces()
         assert energy == pytest.approx(atoms.get_potential_energy(), abs=1e-9)
         np.testing.assert_allclose(forces, atoms.get_forces(), atol=1e-9)
-    kinds = ["dynamics"] * 10 + ["minimum"] * 4 + ["strained"] * 2
+    kinds = ["dynamics"] * 6 + ["minimum"] * 8 + ["strained"] * 2
     assert [a.info["config_type"] for a in labels] == kinds
     assert {a.info["config_type"] for a in tests} == {"dynamics", "own"}
     trained_on = {a.positions.tobytes() for a in distillation.trained_on(1)}

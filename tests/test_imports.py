@@ -48,7 +48,7 @@ ALLOWED = {
     "__main__": "cli",
 }
 ALLOWED = {name: {name, "_late", *names.split()} for name, names in ALLOWED.items()}
-# What takes the front of each of these packages alone, and what still takes more.
+# What takes the front of each of these packages alone.
 DOORS = ("certify", "distill", "md", "export", "jax_md", "torch_sim")
 FRONTS = ("inference", "train", "data", "runs", "models", "ops")
 # The layers of ops: what each may import of the others; modules that are not listed are public ops,

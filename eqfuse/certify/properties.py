@@ -79,7 +79,10 @@ def seconds(calculators: Sequence, atoms: ase.Atoms) -> list[float]:
 
 
 def relaxed(atoms: ase.Atoms, calculator, *, cell: bool, steps: int = 300) -> ase.Atoms:
-    """Return a copy with the calculator, whose atoms, and cell if asked for, are in a minimum."""
+    """Return a copy with the calculator, moved to a minimum by so many steps at most.
+
+    Its atoms move, and its cell if asked for.
+    """
     atoms = atoms.copy()
     atoms.calc = calculator
     FIRE(FrechetCellFilter(atoms) if cell else atoms, logfile=None).run(fmax=0.001, steps=steps)

@@ -128,6 +128,7 @@ class Distillation:
         return self.batch // _CURVED * self.is_curved(number)
 
     def is_curved(self, number: int) -> bool:
+        """Return True for a round with such labels, which take next to no time: cells are small."""
         small = len(self.starts[0]) <= MOST_ATOMS and self.settings.driver == "teacher"
         return number == 0 and small and self.has_stress
 

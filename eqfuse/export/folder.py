@@ -27,7 +27,7 @@ from eqfuse.export.program import exchanging, fetch, of_vectors
 from eqfuse.export.sizes import portable_artifact, programs_of
 from eqfuse.inference import Network
 from eqfuse.models import Allegro
-from eqfuse.ops import Edges, library
+from eqfuse.ops import Edges, shared_library
 from eqfuse.runs import ConfigError
 
 FORMAT = 4
@@ -110,7 +110,7 @@ def _refuse(folder: Path, sizes, radial: str, backend: str):
         raise ConfigError("a program needs a number of atoms and one of edges, each 1 or more")
     if os.path.lexists(folder):
         raise ConfigError(f"{folder} exists already and is not overwritten; name another folder")
-    reason = library.unavailable()
+    reason = shared_library.unavailable()
     if backend == "llvm" and reason:
         raise ConfigError(f"{reason}; backend=xla writes a folder without kernels")
 
@@ -160,11 +160,11 @@ def _write(
         for name in SOURCES:
             shutil.copyfile(Path(__file__).with_name(name), part / name)
         plugin = beside.submit(write_plugin, part, folder, headers)
-        with network.precision(), library.recording(suffix) as texts:
+        with network.precision(), shared_library.recording(suffix) as texts:
             kernels = _Kernels(texts, beside)
             _write_programs(part, network, places, widths, kernels)
         if texts:
-            library.build(kernels.compiled(), part / KERNELS)
+            shared_library.build(kernels.compiled(), part / KERNELS)
         lines = [f"description {title}", *([f"exchange {max(widths)}"] if widths else [])]
         lines += ["program {} {} {} {}".format(*size, _name(size)) for size in places]
         lines += _write_weights(part, network)
@@ -198,7 +198,7 @@ class _Kernels:
         """Compile what was recorded since the last call, on another thread."""
         for name, texts in self.texts.items():
             if name not in self.started:
-                self.started[name] = self.beside.submit(library.compiled, name, texts)
+                self.started[name] = self.beside.submit(shared_library.compiled, name, texts)
 
     def compiled(self) -> dict[str, list[bytes]]:
         """Return the codes of all kernels."""

@@ -3,7 +3,7 @@
 import importlib
 
 from eqfuse import _e3nn_jax  # noqa: F401  (before e3nn-jax itself)
-from eqfuse.ops import library
+from eqfuse.ops import shared_library
 from eqfuse.ops._backend import (
     BACKENDS,
     TF32X3,
@@ -52,7 +52,6 @@ __all__ = [
     "group_by_interval",
     "grouped_dense",
     "interpolate",
-    "library",
     "linear",
     "measure",
     "measure_on_gpu",
@@ -62,6 +61,7 @@ __all__ = [
     "resolve_fused",
     "resolve_here",
     "sequence",
+    "shared_library",
     "symmetric_contraction",
     "symmetric_contraction_paths",
     "tensor_product",

@@ -17,7 +17,7 @@ from eqfuse import cli
 from eqfuse.export import export_folder
 from eqfuse.export.command import neighbors_in
 from eqfuse.export.folder import ladder, with_checksum
-from eqfuse.ops import library
+from eqfuse.ops import shared_library as library
 from eqfuse.ops.backends.llvm import machine
 from eqfuse.runs import process
 from eqfuse.runs.errors import ConfigError

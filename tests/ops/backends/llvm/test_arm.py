@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.gpu import steps
 from eqfuse import models
-from eqfuse.ops import library
+from eqfuse.ops import shared_library as library
 from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.llvm.text import with_handler
 

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops import _host, library
+from eqfuse.ops import _host
+from eqfuse.ops import shared_library as library
 from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.llvm.form import generate
 from eqfuse.ops.ir import products

@@ -7,12 +7,12 @@ handler that ends with zeros.
 
     >>> import pathlib, tempfile
     >>> x = e3nn.IrrepsArray("1o", jnp.ones((8, 3)))
-    >>> with ops.library.recording("_mine") as texts:
+    >>> with ops.shared_library.recording("_mine") as texts:
     ...     function = lambda x: ops.tensor_product(x, x, backend="llvm").array
     ...     program = jax.jit(function).lower(x)  # calls what the library has
-    >>> kernels = {name: ops.library.compiled(name, text) for name, text in texts.items()}
+    >>> kernels = {name: ops.shared_library.compiled(name, text) for name, text in texts.items()}
     >>> file = pathlib.Path(tempfile.mkdtemp()) / "kernels.so"
-    >>> ops.library.build(kernels, file)
+    >>> ops.shared_library.build(kernels, file)
     >>> len(kernels), file.exists()
     (1, True)
 """

@@ -34,11 +34,12 @@ Loops that are compiled whole, as `eqfuse.md`, make their lists on the device, w
     ...     given = module, params, pairs, geometry
     ...     near, found = inference.evaluate_pairs(*given, size=room.edges)
     ...     fits = (needed.pairs <= room.pairs) & (near.num_edges <= room.edges)
+    ...     fits &= (needed.occupancy <= grid.occupancy) & ~needed.is_narrow
     ...     strain = inference.strain_derivatives(near, found, geometry)
     ...     same = inference.near_edges(module.cutoff, pairs, geometry, room.edges)
     ...     added = params | {"spread": {"root": jnp.eye(4)}}  # as `with_spread` has it, here any
     ...     spread = inference.spread_of_atoms(module, added, same, geometry)
-    ...     return found.forces(same.edges), strain, spread, fits & ~needed.is_narrow
+    ...     return found.forces(same.edges), strain, spread, fits
     >>> module: inference.Module = network.module
     >>> with jax.enable_x64():
     ...     placed = atoms.positions, atoms.cell.array

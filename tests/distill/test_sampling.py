@@ -81,6 +81,20 @@ def test_cells_at_the_minimum_have_all_strains_volumes_and_moved_atoms():
         assert 0.002 < moved.std() < 0.05
 
 
+def test_relaxations_under_strain_are_short(monkeypatch):
+    """Of a disordered alloy, in which they take more than twenty steps."""
+    monkeypatch.setattr(sampling, "_STEPS", 5)
+    start = ase.build.bulk("Cu", cubic=True).repeat(2)
+    start.symbols[np.random.default_rng(0).permutation(32)[:12]] = "Au"
+    calls, compute = [], EMT.calculate
+    monkeypatch.setattr(EMT, "calculate", lambda *a, **k: calls.append(0) or compute(*a, **k))
+    cells = at_minimum(start, 32, EMT(), np.random.default_rng(0))
+    next(cells)
+    before = len(calls)
+    next(cells)
+    assert len(calls) - before <= 6
+
+
 @pytest.mark.parametrize("a", [1.0, 3.5])
 def test_slabs_molecules_and_gases_are_not_dense(a):
     bulk = ase.build.bulk("Cu", a=a * 3.6, cubic=True)

@@ -58,13 +58,17 @@ def test_largest_student_that_is_fast_enough(speed, chosen, monkeypatch, capsys)
     monkeypatch.setattr(student, "untrained", lambda settings, *_: settings)
     monkeypatch.setattr(student.eqfuse, "Calculator", lambda run: run)
 
+    timed = []
+
     def seconds(calculators, _):
+        timed.append(calculators[1])
         number = [k for k, one in enumerate(student.LADDER) if calculators[1].endswith(one)]
         return 1.0, 1 / (1 + number[0])
 
     monkeypatch.setattr(student, "seconds", seconds)
     settings = student.fast_enough(speed, "teacher", ase.build.bulk("Cu"))
     assert settings.endswith(student.LADDER[chosen])
+    assert len(timed) <= 3
     shown = capsys.readouterr()
     assert f"{chosen + 1:.1f} times as fast as its teacher" in shown.out
     assert ("no student is 20 times as fast" in shown.err) == (speed == 20.0)

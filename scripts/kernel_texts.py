@@ -9,6 +9,7 @@ training step of the four networks; LLVM modules of the same steps. Nothing is c
 import hashlib
 import sys
 from pathlib import Path
+from unittest import mock
 
 import jax
 
@@ -33,21 +34,26 @@ def step(name: str, backend: str):
     return networks.training_step(name, backend, 135, 2_700)
 
 
-def main():
-    for name, case in CASES.items():
+def main(cases=CASES, steps=("tetris", "nequip", "mace", "allegro")):
+    for name, case in cases.items():
         for order, form in case.forms().items():
             for dtype in ("float32", "float64", "bfloat16"):
                 for n, kernel in enumerate(plan.kernels(form, dtype)):
                     show(f"{name} {order} {dtype} {n}", kernel.spec.name, kernel.spec.source)
-    for name in ("tetris", "nequip", "mace", "allegro"):
+    for name in steps:
         function, args = step(name, "triton")
         for n, spec in enumerate(lowering._specs(jax.jit(function).trace(*args).jaxpr.jaxpr)):
             show(f"{name} triton {n}", spec.name, spec.source)
         texts: list[tuple[str, str]] = []
-        machine.register = lambda *module, texts=texts: texts.append(module) or module[0]
+
+        def register(*module, texts=texts) -> str:
+            texts.append(module[:2])
+            return module[0]
+
         function, args = step(name, "llvm")
         args = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), args)
-        jax.jit(function).lower(*args)
+        with mock.patch.object(machine, "register", register):
+            jax.jit(function).lower(*args)
         for n, (module, text) in enumerate(sorted(set(texts))):
             show(f"{name} llvm {n}", module, with_handler(text, module))
 

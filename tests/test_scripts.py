@@ -5,6 +5,8 @@ import runpy
 
 import pytest
 
+from eqfuse.ops.backends.llvm import machine
+
 SCRIPTS = pathlib.Path(__file__).parents[1] / "scripts"
 
 
@@ -20,3 +22,14 @@ def test_show_prints_the_form_and_the_kernels(tmp_path, monkeypatch, capsys):
     assert text.count("def dx_dy_dw_sender_") == 1
     assert "sm_90: " in text
     assert ", 0 bytes spilled" in text
+
+
+def test_kernel_texts_are_hashed(capsys):
+    pytest.importorskip("triton")
+    register = machine.register
+    main = runpy.run_path(str(SCRIPTS / "kernel_texts.py"))["main"]
+    main(cases={}, steps=["tetris"])
+    assert machine.register is register
+    hashes = dict(line.rsplit(" ", 1) for line in capsys.readouterr().out.splitlines())
+    assert {name.split()[1] for name in hashes} == {"triton", "llvm"}
+    assert all(len(found) == 16 for found in hashes.values())

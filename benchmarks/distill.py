@@ -15,7 +15,7 @@ import numpy as np
 
 from eqfuse.distill.rounds import ENERGY, FORCES, Distillation
 from eqfuse.distill.sampling import Limits, strained
-from eqfuse.distill.settings import read
+from eqfuse.distill.settings import settings_of
 from eqfuse.distill.student import errors_of, train
 from eqfuse.distill.teacher import labelled
 from eqfuse.inference import predict
@@ -29,7 +29,7 @@ def of_rattling(distillation, count: int, seed: int) -> list:
 
 
 def main(folder: Path, seed: int, steps: int):
-    distillation = Distillation(read(folder), folder)
+    distillation = Distillation(settings_of(folder), folder)
     frames = distillation.trained_on(len(distillation.rows("rounds")))
     own = [a for a in frames if a.info["config_type"] in ("own", "stopped")]
     dynamics = [a for a in frames if a.info["config_type"] not in ("own", "stopped")]

@@ -21,7 +21,7 @@ from benchmarks.clients.public_networks import EDGES, NETWORKS, NODES, use
 from eqfuse import ops
 from eqfuse.fuse import commute, drafts, layers, patch, rewrite
 from eqfuse.fuse.polynomials import Unfit
-from eqfuse.fuse.rows import RowPolynomials
+from eqfuse.fuse.row_polynomials import RowPolynomials
 
 
 def _unfit(*args):

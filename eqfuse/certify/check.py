@@ -13,10 +13,10 @@ import numpy as np
 
 from eqfuse import ops
 from eqfuse.certify import questions as asked
+from eqfuse.certify.checks import CHECKS, QUESTIONS, REPEATS, Row, worst_of
 from eqfuse.certify.paths import Walk, paths_of, small_steps, walk
 from eqfuse.certify.questions import SIGMAS, Finding, Rounding
 from eqfuse.certify.report import Report, check_paths
-from eqfuse.certify.rows import CHECKS, QUESTIONS, REPEATS, Row, worst_of
 from eqfuse.certify.structures import made_structures
 from eqfuse.certify.subjects import Run, Subject, open_subject
 from eqfuse.data import DataError, read_structures, require_apart

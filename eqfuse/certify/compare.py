@@ -12,8 +12,8 @@ from ase.neighborlist import neighbor_list
 
 from eqfuse.certify import questions as asked
 from eqfuse.certify.check import frames_of
+from eqfuse.certify.checks import worst_of
 from eqfuse.certify.questions import SIGMAS
-from eqfuse.certify.rows import worst_of
 from eqfuse.certify.subjects import Subject, open_subject
 from eqfuse.inference import require_backend
 from eqfuse.runs import POSITIVE, TYPES, command, setting, word

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from eqfuse import plots
-from eqfuse.certify.rows import CHECKS, Row
+from eqfuse.certify.checks import CHECKS, Row
 from eqfuse.data import DataError
 from eqfuse.runs import page, write_whole
 

@@ -3,7 +3,7 @@
 import functools
 from pathlib import Path
 
-from eqfuse.distill.settings import CHANGEABLE, Distill, read
+from eqfuse.distill.settings import CHANGEABLE, Distill, settings_of
 from eqfuse.runs import CheckpointError, ConfigError, command
 
 
@@ -24,7 +24,7 @@ def _distill(arguments: list[str], settings: Distill):
                 f"{others[0]}: resume= goes on with the settings of its folder, and takes only "
                 f"{', '.join(CHANGEABLE)}, and the TEACHER with its python="
             )
-        settings = read(folder, *words, **given)
+        settings = settings_of(folder, *words, **given)
     if None in (settings.teacher, settings.start):
         missing = "TEACHER" if settings.teacher is None else "START"
         raise ConfigError(f"{missing} is missing: eqfuse distill TEACHER START; see --help")

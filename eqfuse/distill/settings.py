@@ -101,7 +101,7 @@ def is_code(teacher: str) -> bool:
     return ":" in teacher and not os.path.exists(os.path.expanduser(teacher))
 
 
-def read(folder: Path, teacher: str | None = None, **changes) -> Distill:
+def settings_of(folder: Path, teacher: str | None = None, **changes) -> Distill:
     """Return the settings of a folder, with changes by name.
 
     A folder is data: what is executed, a teacher that `is_code` and its python=, is given again.

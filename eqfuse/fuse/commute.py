@@ -25,7 +25,7 @@ from eqfuse.fuse.moves import (
     placed,
 )
 from eqfuse.fuse.polynomials import Unfit
-from eqfuse.fuse.rows import RowPolynomials
+from eqfuse.fuse.row_polynomials import RowPolynomials
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.transforms.trace import Node, Trace, bind
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from eqfuse.fuse.drafts import monomials
 from eqfuse.fuse.polynomials import Polynomial, Unfit
-from eqfuse.fuse.rows import ARITHMETIC, ROWS, ArrayFactor, RowPolynomials
+from eqfuse.fuse.row_polynomials import ARITHMETIC, ROWS, ArrayFactor, RowPolynomials
 from eqfuse.ops.backends.activations import UnknownActivationError, traced
 from eqfuse.ops.ir.functions import FUNCTIONS
 from eqfuse.ops.ir.fused import IDENTITY, Activation, Gate, Part, Tile

@@ -14,7 +14,7 @@ from eqfuse.fuse.match import CONVERT, Match, as_rows, match_product
 from eqfuse.fuse.moves import Gathered, add_rows, gather_rows, is_within, outside, placed, summed
 from eqfuse.fuse.polynomials import Polynomial, Unfit
 from eqfuse.fuse.reads import elements_of, restricted
-from eqfuse.fuse.rows import ROWS, ArrayFactor, ProductFactor, RowPolynomials
+from eqfuse.fuse.row_polynomials import ROWS, ArrayFactor, ProductFactor, RowPolynomials
 from eqfuse.ops._edges import Edges
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
 from eqfuse.ops.ir.fused import Fused

@@ -16,7 +16,7 @@ import numpy as np
 from eqfuse.fuse.drafts import ONE, Draft, Slot, drafts_of, form_of, names_beside
 from eqfuse.fuse.moves import Gathered
 from eqfuse.fuse.polynomials import Polynomial, Unfit, variable
-from eqfuse.fuse.rows import ROWS, ArrayFactor, ProductFactor, RowPolynomials, row_shape
+from eqfuse.fuse.row_polynomials import ROWS, ArrayFactor, ProductFactor, RowPolynomials, row_shape
 from eqfuse.ops.ir.form import Form, Index, Role
 from eqfuse.ops.transforms.trace import FLOATS, Trace
 

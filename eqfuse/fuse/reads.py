@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from eqfuse.fuse.polynomials import Unfit
-from eqfuse.fuse.rows import FOLLOWED, RowPolynomials
+from eqfuse.fuse.row_polynomials import FOLLOWED, RowPolynomials
 from eqfuse.ops.ir.form import Form, Segment, SegmentRef
 from eqfuse.ops.transforms.trace import Node, Trace
 

@@ -21,7 +21,7 @@ from eqfuse.fuse.match import CONVERT
 from eqfuse.fuse.moves import fault, guarded, is_strict, outputs_of
 from eqfuse.fuse.patch import patched_for
 from eqfuse.fuse.reads import columns_read, readers
-from eqfuse.fuse.rows import ARITHMETIC, MOVES, RowPolynomials, products_behind
+from eqfuse.fuse.row_polynomials import ARITHMETIC, MOVES, RowPolynomials, products_behind
 from eqfuse.ops.transforms.trace import FLOATS, Node, Trace, bind, needed, traced
 
 OPS = pathlib.Path(__file__).parents[1]

@@ -30,7 +30,7 @@ from eqfuse.ops._tensor_product import (
 from eqfuse.ops.primitives.choice import resolve_fused
 from eqfuse.ops.primitives.lowering import compile_ahead
 from eqfuse.ops.primitives.measuring import measure, measure_on_gpu
-from eqfuse.ops.transforms import rows as _rows  # noqa: F401  (lowers fused ops on CPUs)
+from eqfuse.ops.transforms import fused_op as _fused_op  # noqa: F401  (lowers fused ops on CPUs)
 from eqfuse.ops.transforms.sequence import sequence
 
 __all__ = [

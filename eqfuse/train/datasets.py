@@ -51,7 +51,7 @@ def _load_dataset(
     train, val = (int(n) if n and n >= 1 else n for n in (settings.train, settings.val))
     structures, validation = read
     with warnings_printed():
-        start = Start.read(config, head)
+        start = Start.of(config, head)
     require_labels(training, settings, without_isolated_atoms(structures))
     require_charges(config, start, Joined(structures, validation or ()))
     with warnings.catch_warnings(record=True) as caught:

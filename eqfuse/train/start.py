@@ -46,7 +46,7 @@ class Start:
     config: Config  # of the run that starts from it
 
     @classmethod
-    def read(cls, config: Config, head: str | None = None) -> "Start | None":
+    def of(cls, config: Config, head: str | None = None) -> "Start | None":
         """Return that of `start_from=`; of a resumed run, that in its own folder; None without.
 
         `head` is the name of one of several in a resumed run.

@@ -71,7 +71,7 @@ class Tuning:
             configs = [start.config for start in starts]
             configs += [dataclasses.replace(configs[0], start_from=config.start_from)]
             try:
-                starts = [Start.read(dataclasses.replace(own, resume=None)) for own in configs]
+                starts = [Start.of(dataclasses.replace(own, resume=None)) for own in configs]
             except CheckpointError as error:
                 if config.replay:
                     raise

@@ -13,9 +13,9 @@ from ase.calculators.lj import LennardJones
 
 from eqfuse import cli
 from eqfuse.certify.check import Certificate, drift
+from eqfuse.certify.checks import CHECKS, Row, worst_of
 from eqfuse.certify.compare import compare
 from eqfuse.certify.questions import _slope
-from eqfuse.certify.rows import CHECKS, Row, worst_of
 from eqfuse.certify.subjects import Run, Subject
 from eqfuse.convert import convert
 from tests.certify.calculators import Listed, Soft

@@ -119,4 +119,4 @@ def test_names_start_a_training(nequix):
     started = parse(["data=ethanol", "start_from=Nequix-MP-1"])
     assert started.start_from == str(nequix)
     assert started.model.name == "nequip"
-    assert Start.read(started).metadata["converted"]["program"] == "nequix"
+    assert Start.of(started).metadata["converted"]["program"] == "nequix"

@@ -32,7 +32,7 @@ def past(run, water):
     """Return the tuning of a network of H, C and O on H and O, and its own energies."""
     with jax.enable_x64(True):
         given = [f"start_from={run('density')}", f"data={water}", "dtype=float64"]
-        start = Start.read(parse([*given, "replay=auto", "replay_frames=6", "replay_weight=0.5"]))
+        start = Start.of(parse([*given, "replay=auto", "replay_frames=6", "replay_weight=0.5"]))
         fields = start.metadata["model_fields"] | {"radial": "network"}  # no tables
         start = dataclasses.replace(start, metadata=start.metadata | {"model_fields": fields})
         own = start.references(None)
@@ -240,7 +240,7 @@ def test_a_resumed_run_whose_start_is_gone_warns_unless_it_needs_it(
 ):
     config = parse([f"start_from={run('density')}", f"data={water}"])
     gone = dataclasses.replace(config, start_from=str(tmp_path / "gone"), **needs)
-    start = dataclasses.replace(Start.read(config), resumed=True, config=gone)
+    start = dataclasses.replace(Start.of(config), resumed=True, config=gone)
     if needs:
         with pytest.raises(CheckpointError, match="gone has no checkpoint"):
             Tuning.of(gone, None, [start])

@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 
 from eqfuse import ops
-from eqfuse.fuse import rows
+from eqfuse.fuse import row_polynomials
 from eqfuse.ops.primitives import choice
 from tests.fuse.patterns import (
     MASK,
@@ -41,8 +41,8 @@ def fused(function, **options):
     return ops.fuse(of_arrays(function), patch=True, **options)
 
 
-def test_the_example_at_the_head_of_rows():
-    found = doctest.testmod(rows, extraglobs={"jax": jax})
+def test_the_example_at_the_head_of_row_polynomials():
+    found = doctest.testmod(row_polynomials, extraglobs={"jax": jax})
     assert found.attempted == 5
     assert not found.failed
 

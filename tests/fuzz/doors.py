@@ -31,7 +31,7 @@ from eqfuse.convert import convert
 from eqfuse.data import read_structures
 from eqfuse.data.readers import frames_of
 from eqfuse.distill import rounds
-from eqfuse.distill.settings import SETTINGS, Distill, read
+from eqfuse.distill.settings import SETTINGS, Distill, settings_of
 from eqfuse.inference import Network, uncertainty
 from eqfuse.runs.files import digest_of, read_arrays, read_file
 from eqfuse.train import parse
@@ -148,7 +148,7 @@ class Cases:
         return f"{size} of {file.name}", lambda: read_structures(file), None, [file.name]
 
     def _labels_of(self, folder: Path) -> list:
-        made = _opened(read(folder, _TEACHER), folder)
+        made = _opened(settings_of(folder, _TEACHER), folder)
         made._sample("labels", 0)
         return [(a.info["place"], a.positions.tobytes()) for a in made.frames("labels")]
 
@@ -172,7 +172,7 @@ class Cases:
         plain, name = json.loads(file.read_text()), _one(rng, [*Distill.__dataclass_fields__])
         plain[name] = _one(rng, [*_JSON, code, f"data={code}", f"run={self._executed}"])
         file.write_text(json.dumps(plain))
-        door = functools.partial(read, folder, _one(rng, (None, _TEACHER)))
+        door = functools.partial(settings_of, folder, _one(rng, (None, _TEACHER)))
         return f"{name}={plain[name]!r:.80}", door, None, [name, str(folder)]
 
     def _open_configuration(self, rng):

@@ -155,7 +155,7 @@ def test_a_file_of_a_network_starts_a_run_as_its_folder_does(base, settings, tmp
     file = shutil.copy(base / "checkpoints" / "best.safetensors", tmp_path / "water.safetensors")
     configs = [parse([f"start_from={start}", *settings[1:]]) for start in (base, file)]
     assert [config.model.channels for config in configs] == [2, 2]  # of the run, not by default
-    folder, alone = map(Start.read, configs)
+    folder, alone = map(Start.of, configs)
     jax.tree.map(np.testing.assert_array_equal, folder.initial_params(), alone.initial_params())
     assert folder.potential == alone.potential
 

@@ -5,7 +5,7 @@ There are two ways to run one.
 - By rows: all steps for a block of rows, then for the next block. Between a product of edge
   features and its Linear lies an array with all paths of the product, the largest of a model;
   between the derivatives of both lie its tangents and cotangents. Such a kernel keeps them in the
-  cache. `transforms.rows` makes these programs of what JAX makes of a definition and its
+  cache. `transforms.fused_op` makes these programs of what JAX makes of a definition and its
   derivatives, so that no derivative is written by hand. Their steps are forms and activations.
 - Whole: each step for all rows. Where a network is small, what it takes to begin each operation is
   more than the operation itself. `transforms.sequence` makes these programs, of all kinds of step.

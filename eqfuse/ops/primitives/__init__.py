@@ -8,7 +8,7 @@ A call of `ops.tensor_product` reaches its kernel by this path:
 4. `forms.evaluate` checks the shapes and binds `form_p`, which `jit` records.
 5. A derivative binds `form_p` again, on the form that `Form.jvp` or `Form.transpose` gives.
 6. JAX lowers `form_p` by `forms._lower_form`, which `lowering` registers.
-7. On a CPU, `native.run` has `backends.llvm.form.generate` write LLVM IR, and binds `native_p`.
+7. On a CPU `native.run_form` has `backends.llvm.form.generate` write LLVM IR, and binds `native_p`.
 8. On a GPU, `triton.primitive.run_form` asks `triton.form.kernels` for texts, and binds `launch_p`.
 9. `llvm.machine` or `triton.compile` compiles the text, or finds it on disk.
 10. XLA calls the machine code through its FFI, or launches the kernel on its stream.

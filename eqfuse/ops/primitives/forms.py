@@ -164,7 +164,7 @@ def _lower_form(*args, form, num_rows, num_nodes, backend):
             dtype = inputs[0].dtype
             return xla.evaluate_form(form, inputs, *ends, num_nodes, num_rows, dtype)
         if backend == "llvm":
-            return native.run(form, inputs, indices, num_rows, num_nodes)
+            return native.run_form(form, inputs, indices, num_rows, num_nodes)
         plan = measured_plan(form, num_rows, num_nodes, jnp.dtype(form.dtypes(inputs)[0]))
         return triton.run_form(form, inputs, indices, num_rows, num_nodes, plan)
 
@@ -324,7 +324,7 @@ def _lower_linear_form(*arrays, form, num_rows, backend):
         return _linear_on_gpu(form, values, index, num_rows, plan)
     index = index[0] if index else None
     if backend == "llvm" and num_rows and form.terms:
-        return native.linear(form, values, index, num_rows)
+        return native.run_linear(form, values, index, num_rows)
     return xla.evaluate_linear_form(form, values, index, num_rows)
 
 

@@ -2,8 +2,7 @@
 
 from itertools import compress
 
-from eqfuse.ops.backends.triton import form, node, primitive
-from eqfuse.ops.backends.triton import rows as row_kernels
+from eqfuse.ops.backends.triton import form, fused_rows, node, primitive
 from eqfuse.ops.backends.triton.primitive import launch
 from eqfuse.ops.ir.form import backward_form, rows_of_nodes
 from eqfuse.ops.primitives import layer
@@ -38,7 +37,7 @@ def forward(*arrays, call: Call):
         lanes = form.edge_lanes(fused.form, dtype, call.num_rows, call.num_nodes)
         kernel = node.forward(fused, dtype, lanes)
     else:
-        kernel = row_kernels.forward(fused, dtype)
+        kernel = fused_rows.forward(fused, dtype)
     named = fused.named(floats, integers)
     return _launch_over(call.num_output_rows, call, kernel, named, call.sizes)
 
@@ -57,7 +56,7 @@ def rows_backward(*arrays, call: Call):
     gated, dtype = "ct_out" in named, floats[0].dtype.name
     dinputs, gradients = [], []
     if any(of_inputs) or gated:
-        kernel = row_kernels.backward(fused, tuple(of_inputs), given, dtype)
+        kernel = fused_rows.backward(fused, tuple(of_inputs), given, dtype)
         outputs = backward_form(fused.form, tuple(of_inputs)).outputs if any(of_inputs) else ()
         sizes = [o.size for o in outputs] + [fused.linear.size_out] * gated
         results = _launch_over(call.num_rows, call, kernel, named, sizes)
@@ -77,7 +76,7 @@ def _gradients(call: Call, wanted, named: dict, dtype: str) -> list:
     linear_form = call.fused.linear.linear_form
     weights = list(compress(linear_form.inputs[1:], wanted))
     parts = max(1, min(MOST_PARTS, call.num_rows // ROWS_OF_A_PART))
-    kernel = row_kernels.gradients(call.fused, wanted, dtype, parts > 1)
+    kernel = fused_rows.gradients(call.fused, wanted, dtype, parts > 1)
     shapes = [linear_form.shape(w, call.num_rows) for w in weights]
     shapes = [(parts, *shape) for shape in shapes] if parts > 1 else shapes
     results = _launch(call, kernel, named, shapes, parts, num_parts=parts)

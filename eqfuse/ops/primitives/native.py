@@ -21,7 +21,7 @@ native_p = Primitive("eqfuse_native")
 native_p.multiple_results = True
 
 
-def run(form: Form, inputs, indices, num_rows: int, num_nodes) -> list[jax.Array]:
+def run_form(form: Form, inputs, indices, num_rows: int, num_nodes) -> list[jax.Array]:
     """Return the outputs of a form of products, of one path and one row at least."""
     module = machine.write(functools.partial(generate, form, _wide(inputs[0].dtype)))
     indices = [indices[name] for name in module.index_arrays]
@@ -31,7 +31,7 @@ def run(form: Form, inputs, indices, num_rows: int, num_nodes) -> list[jax.Array
     return _computed(module, inputs, indices, shapes, copies)
 
 
-def linear(linear_form: Form, arrays, index, num_rows: int) -> list[jax.Array]:
+def run_linear(linear_form: Form, arrays, index, num_rows: int) -> list[jax.Array]:
     """Return the outputs of a form with matrices, by its native kernel; large ones are XLA's."""
     if is_wide(linear_form):
         return xla.evaluate_linear_form(linear_form, arrays, index, num_rows)
@@ -75,7 +75,7 @@ def _computed(module, inputs, indices, shapes, copies) -> list[jax.Array]:
     return [r.astype(dtype) for r in results[: len(shapes)]]
 
 
-def by_rows(program: Program, arrays, indices, num_rows: int, num_nodes: int) -> list[jax.Array]:
+def run_rows(program: Program, arrays, indices, num_rows: int, num_nodes: int) -> list[jax.Array]:
     """Return the outputs of a program, block by block of rows."""
     parts = native_program.num_parts(program, num_rows, num_nodes)
     module = machine.write(functools.partial(native_program.generate_rows, program, parts=parts))

@@ -81,7 +81,7 @@ def _lower_on_cpu(*arrays, call: layer.Call) -> list:
     indices = {name: env[value] for name, value, *_ in converter.index_arrays}
     if not program.runs_by_rows or len(indices) < len(converter.index_arrays):
         return function(*arrays)
-    results = native.by_rows(program, list(known.values()), indices, call.num_rows, call.num_nodes)
+    results = native.run_rows(program, list(known.values()), indices, call.num_rows, call.num_nodes)
     known |= dict(zip(outputs, results, strict=True))
     avals = [trace.avals[v] for v in trace.outputs]
     return [

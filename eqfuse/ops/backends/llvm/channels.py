@@ -14,7 +14,7 @@ import collections
 import functools
 
 from eqfuse.ops.backends.llvm.layout import Plan, Scalars, lanes, padded
-from eqfuse.ops.backends.llvm.rows import Row, RowsEmitter
+from eqfuse.ops.backends.llvm.row_access import Row, RowsEmitter
 from eqfuse.ops.backends.llvm.text import Function
 from eqfuse.ops.ir.contraction import Component, Contraction, Number, split
 from eqfuse.ops.ir.form import Form, Path, Role, ordered_groups, product_of

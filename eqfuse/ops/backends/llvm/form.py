@@ -4,7 +4,7 @@ import functools
 
 from eqfuse.ops.backends.llvm.channels import Groups
 from eqfuse.ops.backends.llvm.layout import Copies, Layout, Machine, Plan
-from eqfuse.ops.backends.llvm.rows import RowsEmitter
+from eqfuse.ops.backends.llvm.row_access import RowsEmitter
 from eqfuse.ops.backends.llvm.text import (
     ENDS_OF,
     INDEX_ROLES,

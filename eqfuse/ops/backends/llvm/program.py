@@ -42,7 +42,7 @@ from eqfuse.ops.backends.llvm import functions, linear
 from eqfuse.ops.backends.llvm.channels import Groups
 from eqfuse.ops.backends.llvm.layout import Copies, Machine, Plan
 from eqfuse.ops.backends.llvm.linear import Layouts, transposed
-from eqfuse.ops.backends.llvm.rows import RowsEmitter
+from eqfuse.ops.backends.llvm.row_access import RowsEmitter
 from eqfuse.ops.backends.llvm.steps import MEMCPY, WRITERS
 from eqfuse.ops.backends.llvm.text import (
     DATA,

@@ -54,6 +54,7 @@ FORCES, ENERGY, SPREAD = "forces_rmse_mev_per_a", "energy_rmse_mev_per_atom", "s
 _MOST = 20, 100  # times the steps of a round, of the last training: where aims are met, and not
 _CURVED = 2  # one of so many labels of the first round is at the minimum of a crystal; it is small
 _PART = 6  # one of so many minutes are for labels, or for the training, of a round
+_COMPILED = 4  # times of the beginning: each training, and what measures it, compiles as long
 _TIMED = 256  # atoms of a crystal whose steps are timed
 _NUMBERS = {
     "rounds": ["minutes", "training_minutes", "steps_minutes", "stopped", "round"],
@@ -198,7 +199,7 @@ class Distillation:
         if not self.rows("seconds"):
             write_table(self.work / "seconds.csv", [self._seconds()], signed=True)
         [row] = self.rows("seconds")
-        least = _PART * FEWEST * float(row["label"]) + 2 * float(row["beginning"])
+        least = _PART * FEWEST * float(row["label"]) + _COMPILED * float(row["beginning"])
         enough = math.ceil(least / 6) / 10
         need = (
             f"{enough:g} or more: a round of {FEWEST} labels takes so long here; "

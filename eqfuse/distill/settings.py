@@ -59,7 +59,7 @@ class Distill:
     trajectories: int = setting(4, "in each round, over the temperatures", POSITIVE)
     atoms: int = setting(64, "up to which small cells are repeated", POSITIVE)
     driver: Literal["teacher", "student"] = setting("teacher", "of dynamics; student: for slow DFT")
-    speed: float = setting(20.0, "of the student, in times of its teacher's", POSITIVE)
+    speed: float = setting(10.0, "of the student, in times of its teacher's", POSITIVE)
     student: str | None = setting(None, "settings of eqfuse train instead: 'model=mace lmax=1'")
     training_steps: int = setting(2000, "of a round; up to 100 times at the end", POSITIVE)
     properties: tuple[str, ...] = setting(PROPERTIES, "to compare; 'none' for none")

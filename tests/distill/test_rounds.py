@@ -213,7 +213,7 @@ def test_a_round_is_cut_to_minutes_and_labels(begin, monkeypatch):
     distillation._sample("labels", 0)
     assert len(distillation.frames("labels")) == 26
     distillation.settings = dataclasses.replace(distillation.settings, minutes=72.1)
-    message = r"minutes=72.1 is impossible.*72.2 or more: a round of 12 labels.* minutes=72.2 goes"
+    message = r"minutes=72.1 is impossible.*72.4 or more: a round of 12 labels.* minutes=72.4 goes"
     with pytest.raises(ConfigError, match=message):
         Distillation(distillation.settings, distillation.folder).run()
 

@@ -142,6 +142,33 @@ def pictures(monkeypatch):
         monkeypatch.setattr(plots, name, draw)
 
 
+@pytest.fixture
+def command(capsys):
+    """Return a function of the words of `eqfuse`, which runs it to a code and returns its output.
+
+    What it returns has `out` and `err`, of this command alone.
+    """
+    from eqfuse import cli
+
+    def run(*words, code: int = 0):
+        capsys.readouterr()
+        assert cli.main([*map(str, words)]) == code, words
+        return capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def untrained(tmp_path_factory):
+    """Return `untrained_run` in a folder of its own, made once for each set of arguments."""
+    from tests.lammps.untrained import untrained_run
+
+    def make(*words, **options):
+        return untrained_run(tmp_path_factory.mktemp("untrained"), *words, **options)
+
+    return functools.cache(make)
+
+
 @pytest.fixture(scope="session")
 def water(tmp_path_factory):
     """Path of 20 distorted water molecules."""

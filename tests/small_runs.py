@@ -4,6 +4,7 @@ import csv
 from pathlib import Path
 from types import SimpleNamespace
 
+import ase.build
 import ase.io
 import numpy as np
 from ase.calculators.emt import EMT
@@ -66,6 +67,13 @@ def prepared(*settings: str, tiny=TINY):
     config = parse([*tiny, *settings])
     dataset, _ = load_datasets(config)
     return dataset, lines(report(config, dataset, SimpleNamespace(path="RUN"), Devices()))
+
+
+def copper_cell(copies=1, scale: float = 0.05, seed: int = 0):
+    """Return a cubic cell of copper, repeated, with atoms that are displaced at random, Å."""
+    atoms = ase.build.bulk("Cu", cubic=True).repeat(copies)
+    atoms.rattle(scale, seed=seed)
+    return atoms
 
 
 def labelled(atoms, names=("energy", "forces")):

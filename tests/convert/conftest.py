@@ -1,5 +1,6 @@
 """Small networks that mace-torch made, and what it says of two structures."""
 
+import functools
 import lzma
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from eqfuse import __version__
+from eqfuse.convert import convert
 from eqfuse.convert.records import read_module
 
 GOLDENS = Path(__file__).parent / "goldens"
@@ -42,14 +44,8 @@ def package(tmp_path_factory):
 @pytest.fixture(scope="session")
 def model_file(tmp_path_factory):
     """Path of the .model file of a golden, by its name."""
-    folder, written = tmp_path_factory.mktemp("models"), {}
-
-    def path(name):
-        if name not in written:
-            written[name] = unpacked(GOLDENS / f"{name}.model.xz", folder)
-        return written[name]
-
-    return path
+    folder = tmp_path_factory.mktemp("models")
+    return functools.cache(lambda name: unpacked(GOLDENS / f"{name}.model.xz", folder))
 
 
 @pytest.fixture
@@ -79,18 +75,15 @@ def network(model_file):
 @pytest.fixture(scope="session")
 def run(model_file, tmp_path_factory):
     """Folder of the converted run of a golden, by its name."""
-    from eqfuse.convert import convert
+    folder = tmp_path_factory.mktemp("runs")
 
-    folder, made = tmp_path_factory.mktemp("runs"), {}
+    @functools.cache
+    def make(name):
+        head = "two" if name in SEVERAL_HEADS else None
+        convert("mace", model_file(name), folder / name, choice=head)
+        return folder / name
 
-    def path(name):
-        if name not in made:
-            made[name] = folder / name
-            head = "two" if name in SEVERAL_HEADS else None
-            convert("mace", model_file(name), made[name], choice=head)
-        return made[name]
-
-    return path
+    return make
 
 
 @pytest.fixture(scope="session")

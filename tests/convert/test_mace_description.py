@@ -12,6 +12,7 @@ from eqfuse.convert.e3nn_torch import irreps_of
 from eqfuse.convert.mace import describe
 from eqfuse.convert.mace_parameters import head_of, order_of, parameters
 from eqfuse.convert.records import Record
+from tests.convert.conftest import SEVERAL_HEADS
 
 
 def of_kind(kind, **state):
@@ -54,6 +55,13 @@ PLACES = {
     "gate": "interactions.0.equivariant_nonlin",
     "network": None,
 }
+
+
+def with_one_layer(network):
+    for name in ("interactions", "products", "readouts"):
+        network.get(name).state["_modules"].popitem()
+
+
 # Networks that are compared with mace-torch, and that together have all classes that are read.
 COMPARED = ("medium", "first_without_residual", "density", "edges", "nonlinear", "nonlinear_cutoff")
 ENABLED = of_kind("mace.modules.wrapper_ops.Config", enabled=True)
@@ -69,7 +77,7 @@ CHANGES = {
         None,
         "correlation",
     ),
-    "`num_interactions` of 1": (None, None, "LinearReadoutBlock"),
+    "`num_interactions` of 1": (None, with_one_layer, "LinearReadoutBlock"),
     "`gate` tanh, abs, None": (
         "readouts.1.non_linearity.acts.0.f",
         of_kind("torch.abs"),
@@ -109,18 +117,56 @@ def kinds_of(record: Record) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("part", "name"), [(p, n) for p, n, verdict in CLASSES if verdict == "refused"]
-)
-def test_a_class_that_is_refused_is_named(part, name, network):
-    found = network("medium")
-    describe(found)  # as it is, it can be
-    if part == "network":
-        type(found).kind = f"mace.modules.models.{name}"
+def class_of(name: str):
+    """Return a change of the class of a network."""
+    return lambda network: setattr(type(network), "kind", f"mace.modules.models.{name}")
+
+
+# Parts of which the page says nothing.
+PARTS = [
+    ("interactions.0.conv_tp_weights", of_kind("mace.modules.radial.RadialMLP"), "RadialMLP"),
+    ("interactions.0.linear_up", of_kind("cuequivariance_torch.Linear"), "cuequivariance"),
+    ("products.0.symmetric_contractions", of_kind("cuet.SymmetricContraction"), "cuet"),
+    ("use_last_readout_only", True, "not a readout for each layer"),
+    ("interactions.1.conv_tp.irreps_in1", "2x1o+3x0e", "not each once and in order"),
+    ("interactions.0.conv_tp.irreps_in1", "2x0e", "not each once and in order"),
+    ("radial_embedding.distance_transform", of_kind("mace.NewTransform"), "NewTransform"),
+    ("interactions.1.avg_num_neighbors", 5.0, "avg_num_neighbors"),
+    ("pair_repulsion_fn", of_kind("mace.Other"), "of the kind mace.Other|of the kind Other"),
+]
+OF_NONLINEAR = [
+    ("interactions.1.equivariant_nonlin._act_gate", of_kind("torch.tanh"), "silu and tanh"),
+    ("interactions.0.linear_res", of_kind("cuequivariance_torch.Linear"), "cuequivariance"),
+    ("interactions.0.density_fn.net.2", of_kind("torch.nn.ReLU"), "a radial network of .*ReLU"),
+    ("interactions.0", of_kind("mace.RealAgnosticInteractionBlock"), "linear"),
+]
+
+
+def refusals():
+    """Yield a network that can be read, a place in it, what is put there, and the message."""
+    for part, name, verdict in CLASSES:
+        if verdict == "refused":
+            block = of_kind(f"mace.modules.blocks.{name}")
+            value = class_of(name) if part == "network" else block
+            row = "medium", PLACES[part], value, MESSAGES.get(name, name)
+            yield pytest.param(*row, id=f"{part} {name}")
+    for option, verdict in OPTIONS.items():
+        if verdict == "refused":
+            yield pytest.param("medium", *CHANGES[option], id=option)
+    for name, rows in (("medium", PARTS), ("nonlinear", OF_NONLINEAR)):
+        yield from (pytest.param(name, *row, id=f"{row[0]} of {name}") for row in rows)
+
+
+@pytest.mark.parametrize(("name", "path", "value", "message"), [*refusals()])
+def test_what_is_refused_is_named(name, path, value, message, network):
+    found, head = network(name), "two" if name in SEVERAL_HEADS else None
+    parameters(found, describe(found, head))  # as it is, it can be
+    if path is None:
+        value(found)
     else:
-        put(found, PLACES[part], of_kind(f"mace.modules.blocks.{name}"))
-    with pytest.raises(ConvertError, match=MESSAGES.get(name, name)) as caught:
-        describe(found)
+        put(found, path, value)
+    with pytest.raises(ConvertError, match=message) as caught:
+        parameters(found, describe(found, head))
     assert "\n" not in str(caught.value)
 
 
@@ -138,19 +184,6 @@ def test_a_network_without_scale_and_shift_is_read(network):
     assert (set(description.scale), set(description.shift)) == ({1.0}, {0.0})
 
 
-@pytest.mark.parametrize("option", [o for o, verdict in OPTIONS.items() if verdict == "refused"])
-def test_an_option_that_is_refused_is_named(option, network):
-    path, value, message = CHANGES[option]
-    found = network("medium")
-    if path is None:
-        for name in ("interactions", "products", "readouts"):
-            found.get(name).state["_modules"].popitem()
-    else:
-        put(found, path, value)
-    with pytest.raises(ConvertError, match=message):
-        describe(found)
-
-
 def test_the_gate_of_older_releases_is_read(network):
     found = network("nonlinear")
     description = describe(found, "two")
@@ -166,50 +199,8 @@ def test_the_gate_of_older_releases_is_read(network):
         }
         put(block, "equivariant_nonlin", of_kind("e3nn.nn._gate.Gate", **acts))
     read = parameters(found, description)
-    assert jax.tree.structure(read) == jax.tree.structure(expected)
-    pairs = list(zip(jax.tree.leaves(read), jax.tree.leaves(expected), strict=True))
-    assert pairs
-    assert all(np.array_equal(one, other) for one, other in pairs)
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [
-        ("interactions.0.conv_tp_weights", of_kind("mace.modules.radial.RadialMLP"), "RadialMLP"),
-        ("interactions.0.linear_up", of_kind("cuequivariance_torch.Linear"), "cuequivariance"),
-        ("products.0.symmetric_contractions", of_kind("cuet.SymmetricContraction"), "cuet"),
-        ("use_last_readout_only", True, "not a readout for each layer"),
-        ("interactions.1.conv_tp.irreps_in1", "2x1o+3x0e", "not each once and in order"),
-        ("interactions.0.conv_tp.irreps_in1", "2x0e", "not each once and in order"),
-        ("radial_embedding.distance_transform", of_kind("mace.NewTransform"), "NewTransform"),
-        ("interactions.1.avg_num_neighbors", 5.0, "avg_num_neighbors"),
-        ("pair_repulsion_fn", of_kind("mace.Other"), "of the kind mace.Other|of the kind Other"),
-    ],
-)
-def test_mace_parts_without_counterpart_are_refused_by_name(path, value, message, network):
-    found = network("medium")
-    describe(found)  # as it is, it can be
-    put(found, path, value)
-    with pytest.raises(ConvertError, match=message) as caught:
-        describe(found)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [
-        ("interactions.1.equivariant_nonlin._act_gate", of_kind("torch.tanh"), "silu and tanh"),
-        ("interactions.0.linear_res", of_kind("cuequivariance_torch.Linear"), "cuequivariance"),
-        ("interactions.0.density_fn.net.2", of_kind("torch.nn.ReLU"), "a radial network of .*ReLU"),
-        ("interactions.0", of_kind("mace.RealAgnosticInteractionBlock"), "linear"),
-    ],
-)
-def test_mace_nonlinear_options_without_counterpart_are_refused(path, value, message, network):
-    found = network("nonlinear")
-    parameters(found, describe(found, "two"))  # as it is, it can be
-    put(found, path, value)
-    with pytest.raises(ConvertError, match=message):
-        parameters(found, describe(found, "two"))
+    jax.tree.map(np.testing.assert_array_equal, read, expected)
+    assert jax.tree.leaves(read)
 
 
 def test_a_head_is_one_of_those_of_the_file(network, model_file, tmp_path):

@@ -1,4 +1,10 @@
-"""Names of published networks, and files of other programs, in the place of a run."""
+"""Published networks by name, and files of other programs, in the place of a run.
+
+They are found, checked, and described where they are to be fetched.
+"""
+
+import dataclasses
+import re
 
 import ase.build
 import ase.io
@@ -6,10 +12,10 @@ import numpy as np
 import pytest
 
 import eqfuse
-from eqfuse import cli
-from eqfuse.convert import cache
+from eqfuse.convert import ConvertError, cache
+from eqfuse.convert.conversion import READERS
 from eqfuse.convert.names import resolved
-from eqfuse.convert.registry import published
+from eqfuse.convert.registry import find_network, identify, published
 from eqfuse.runs.checkpoint import read_metadata
 from eqfuse.runs.errors import CheckpointError
 from eqfuse.train.arguments import parse
@@ -20,8 +26,6 @@ def test_names_of_folders_come_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cache, "converted_name", lambda name: f"conversion of {name}")
     assert resolved("7Net-0") == "conversion of 7net-0"
-    with pytest.raises(CheckpointError, match="no such file or folder: runs/7net-0"):
-        resolved("runs/7net-0")
     (tmp_path / "7net-0").mkdir()
     assert resolved("7net-0") == "7net-0"
 
@@ -55,13 +59,13 @@ def test_names_that_were_interrupted_are_converted_again(nequix, monkeypatch):
     assert read_metadata(nequix)["species"][0] == 1
 
 
-@pytest.mark.parametrize("command", ["predict", "relax", "md", "check", "evaluate"])
-def test_names_that_are_to_be_fetched_have_their_command(command, home, capsys):
-    file = home / "a.xyz"
+@pytest.mark.parametrize(
+    ("name", "code"), [("predict", 2), ("relax", 1), ("md", 1), ("check", 2), ("evaluate", 2)]
+)
+def test_names_that_are_to_be_fetched_have_their_command(name, code, home, command):
+    file, network = home / "a.xyz", published()["mace-mp-0-medium"]
     ase.io.write(file, ase.build.bulk("Cu"))
-    assert cli.main([command, "mace-mp-0-medium", str(file)]) in (1, 2)
-    network = published()["mace-mp-0-medium"]
-    said = capsys.readouterr().err
+    said = command(name, "mace-mp-0-medium", file, code=code).err
     assert f"`curl -L --create-dirs -o {network.copy} {network.url}`" in said
     assert "(no checksum of it is published); licence: MIT" in said
     assert len(said.splitlines()) == 1
@@ -72,10 +76,9 @@ def test_names_that_are_misspelt_have_the_nearest(home):
         eqfuse.Calculator("7net0")
 
 
-FILES = "missing.model", "folder/missing.nequip.zip", "a.safetensors", "./folder/run"
-
-
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    "name", ["missing.model", "x/missing.nequip.zip", "a.safetensors", "./x/run", "runs/7net-0"]
+)
 def test_files_that_are_not_there_are_files(name, home):
     with pytest.raises(CheckpointError, match=f"^no such file or folder: {name}$"):
         eqfuse.Calculator(name)
@@ -120,3 +123,52 @@ def test_names_start_a_training(nequix):
     assert started.start_from == str(nequix)
     assert started.model.name == "nequip"
     assert Start.of(started).metadata["converted"]["program"] == "nequix"
+
+
+def test_every_network_can_be_had_and_is_described():
+    for network in published().values():
+        assert network.program in READERS
+        assert network.licence
+        assert re.match(r"doi:10\.|arXiv:\d", network.citation)
+        assert bool(network.in_wheel) != bool(network.url)
+        assert not network.in_wheel or network.sha256  # what is downloaded is checked
+    copies = [network.copy for network in published().values()]
+    assert len(set(copies)) == len(copies)
+
+
+def test_an_unknown_name_lists_those_of_the_program(home):
+    with pytest.raises(ConvertError, match=r"these are 7net-0, .*7net-omni-i12$"):
+        find_network("7net-9", "sevennet")
+    with pytest.raises(ConvertError, match="no network of mace that is known here"):
+        find_network("7net-0", "mace")
+
+
+@pytest.mark.parametrize("name", ["7net-0", "nequix-mp-1", "mace-off23-small"])
+def test_a_file_of_another_checksum_is_refused(name, home):
+    network = published()[name]
+    package = network.places()[0] != network.copy and network.places()[0].exists()
+    if package:
+        pytest.skip(f"{network.package['name']} is installed, whose file comes first")
+    network.copy.parent.mkdir(parents=True)
+    network.copy.write_bytes(b"another")
+    with pytest.raises(ConvertError, match=r"has not the checksum .*: it is damaged"):
+        find_network(name.upper(), network.program)
+
+
+@pytest.mark.usefixtures("nequix")
+def test_a_network_is_converted_by_its_name(home, shared_data, command):
+    """It is taken from where its program keeps it, and recognised in any file."""
+    path = shared_data / "networks" / "nequix-mp-1.nqx"
+    printed = command("convert", "nequix-mp-1", home / "run").out
+    assert "published  as nequix-mp-1; licence: MIT; cite arXiv:2508.16067" in printed
+    network, data = published()["nequix-mp-1"], path.read_bytes()
+    git = "2aec85155316fc1751db47d9885175d75d156236"
+    by_git = dataclasses.replace(network, sha256=None, git=git)
+    assert by_git.matches(data)
+    assert not by_git.matches(data[:-1])
+    assert identify(path) is network
+
+
+def test_the_list_names_each(command):
+    out = command("convert", "list").out
+    assert [line.split()[0] for line in out.splitlines()] == list(published())

@@ -20,14 +20,8 @@ from tests.convert.conftest import NAMES as OF_MACE
 from tests.ops import tiers
 
 NAMES = sorted(path.stem for path in (GOLDENS / "networks").glob("*.npz"))
-QUICK = (
-    "allegro_product",
-    "allegro_spline",
-    "mace_hcozr",
-    "nequip_pair_cutoffs",
-    "7net-0",
-    "sevennet_both_parities",
-)
+QUICK = ["allegro_product", "allegro_spline", "mace_hcozr", "nequip_pair_cutoffs", "7net-0"]
+QUICK.append("sevennet_both_parities")
 # Couplings and constants are exact in both, but for couplings in mace's files of float32.
 ROUNDED = {"mace_spice": 5e-6, "mace_hcozr": 1e-8}
 EXACT = 1e-12
@@ -83,9 +77,7 @@ def errors(ours, theirs) -> float:
     return np.max([e for e in found if not np.isnan(e)])
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in NAMES]
-)
+@pytest.mark.parametrize("name", tiers.slow_unless(QUICK, *NAMES))
 def test_energies_forces_and_stress_are_those_of_the_program(name, converted):
     golden, run = converted(name)
     calculator = Calculator(run, dtype="float64", radial="network")

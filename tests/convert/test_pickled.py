@@ -65,24 +65,20 @@ def test_function_named_by_a_class_is_that_function(tmp_path):
     assert issubclass(found, Record)
 
 
-@pytest.mark.parametrize(
-    ("offset", "size", "stride"),
-    [(0, (5,), (1,)), (3, (2,), (1,)), (0, (2, 2), (3, 1)), (-1, (2,), (1,)), (3, (2,), (-1,))],
-)
+TENSOR = type("R", (Record,), {"kind": "torch._utils._rebuild_tensor_v2"})
+
+
+BEYOND = [(0, (5,), (1,)), (3, (2,), (1,)), (0, (2, 2), (3, 1)), (-1, (2,), (1,))]
+BEYOND += [(3, (2,), (-1,)), (0, (2**33,), (0,))]  # of which the last is 64 GiB of 32 bytes
+
+
+@pytest.mark.parametrize(("offset", "size", "stride"), BEYOND)
 def test_tensors_do_not_reach_beyond_their_storage(offset, size, stride):
     storage = Storage("<f8", np.arange(4.0).tobytes())
-    tensor = type("R", (Record,), {"kind": "torch._utils._rebuild_tensor_v2"})
     with pytest.raises(ConvertError, match="reaches beyond its 4 numbers"):
-        value(tensor(storage, offset, size, stride))
-    inside = value(tensor(storage, 1, (2,), (2,)))
+        value(TENSOR(storage, offset, size, stride))
+    inside = value(TENSOR(storage, 1, (2,), (2,)))
     np.testing.assert_array_equal(inside, [1.0, 3.0])
-
-
-def test_a_tensor_has_no_more_numbers_than_its_storage():
-    """A stride of zero asks for 32 GiB in 400 bytes."""
-    tensor = type("R", (Record,), {"kind": "torch._utils._rebuild_tensor_v2"})
-    with pytest.raises(ConvertError, match="reaches beyond its 1 numbers"):
-        value(tensor(Storage("<f4", bytes(4)), 0, (2**33,), (0,)))
 
 
 DEEP = b"K\x01" + 80 * b"q\x00h\x00\x86"
@@ -134,20 +130,15 @@ def test_parts_are_not_inflated_to_many_times_the_file(tmp_path):
         read_saved(path)
     one = b"\x80\x02" + kind + b"K\x01tQ."
     storage = read_saved(write(tmp_path / "c.model", one, **{"data/0": bytes(8)}))
-    tensor = type("R", (Record,), {"kind": "torch._utils._rebuild_tensor_v2"})
-    assert value(tensor(storage, 0, (4, 4), (0, 0))).shape == (4, 4)
+    assert value(TENSOR(storage, 0, (4, 4), (0, 0))).shape == (4, 4)
     with pytest.raises(ConvertError, match="a tensor takes much more memory"):
-        value(tensor(storage, 0, (2**19,), (0,)))
+        value(TENSOR(storage, 0, (2**19,), (0,)))
 
 
 def test_files_that_grow_when_they_are_read_are_refused(tmp_path):
     path = tmp_path / "bomb.model"
-    with (
-        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
-        archive.open("a/data.pkl", "w", force_zip64=True) as file,
-    ):
-        for _ in range(100):
-            file.write(bytes(1 << 20))
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/data.pkl", bytes(100 << 20))
     tracemalloc.start()
     with pytest.raises(ConvertError, match=r"a/data.pkl has 104857600 bytes, of .* at most"):
         read_module(path)
@@ -158,30 +149,24 @@ def test_files_that_grow_when_they_are_read_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda path: path.write_bytes(b"no archive"), "is not a file of torch.save"),
-        (lambda path: path.write_bytes(pickle.dumps(0x1950A86A20F9469CFC6C, 2)), "before 1.6"),
-        (lambda path: write(path, b"\x80\x02broken"), "is damaged, or no pickle"),
-        (lambda path: write(path, pickle.dumps({"model": 1})), "holds a dict, not a network"),
-        (lambda path: write(path, b"", **{"constants.pkl": b""}), "is compiled .TorchScript."),
-        (lambda path: write(path, b"", byteorder=b"big"), "big-endian"),
-        (lambda path: None, "cannot be read: No such file"),
+        (lambda path, _: path.write_bytes(b"no archive"), "is not a file of torch.save"),
+        (lambda path, whole: path.write_bytes(whole[: len(whole) // 2]), "not a file of torch"),
+        (lambda path, _: path.write_bytes(pickle.dumps(0x1950A86A20F9469CFC6C, 2)), "before 1.6"),
+        (lambda path, _: write(path, b"\x80\x02broken"), "is damaged, or no pickle"),
+        (lambda path, _: write(path, pickle.dumps({"model": 1})), "holds a dict, not a network"),
+        (lambda path, _: write(path, b"", **{"constants.pkl": b""}), "is compiled .TorchScript."),
+        (lambda path, _: write(path, b"", byteorder=b"big"), "big-endian"),
+        (lambda path, _: None, "cannot be read: No such file"),
     ],
-    ids=["text", "old", "damaged", "checkpoint", "compiled", "big-endian", "absent"],
+    ids=["text", "cut off", "old", "damaged", "checkpoint", "compiled", "big-endian", "absent"],
 )
-def test_other_files_are_refused(make, message, tmp_path):
+def test_other_files_are_refused(make, message, model_file, tmp_path):
     path = tmp_path / "file.model"
-    make(path)
+    make(path, model_file("small").read_bytes())
     with pytest.raises(ConvertError, match=message) as caught:
         read_module(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_file_that_was_cut_off_is_refused(model_file, tmp_path):
-    whole = model_file("small").read_bytes()
-    (tmp_path / "part.model").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ConvertError, match=r"is not a file of torch\.save"):
-        read_module(tmp_path / "part.model")
 
 
 def test_a_tensor_that_is_absent_is_refused(model_file, tmp_path):

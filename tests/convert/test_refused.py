@@ -3,6 +3,7 @@
 import io
 import json
 import lzma
+import pickle
 import shutil
 import tracemalloc
 import zipfile
@@ -19,6 +20,7 @@ from eqfuse.convert.records import read_package
 from eqfuse.convert.sevennet import _check
 from tests.convert.conftest import GOLDENS, unpacked
 from tests.convert.test_mace_description import of_kind, put
+from tests.convert.test_pickled import Harm
 
 SEVENNET = {
     "version": "0.11.0",
@@ -226,12 +228,8 @@ def test_damaged_files_are_refused_in_one_sentence_and_write_nothing(program, fi
 
 def test_nothing_of_a_package_is_executed(package, tmp_path):
     """Code of a package, and a function that a pickle calls, stay what they are: bytes."""
-    path = tmp_path / "c.nequip.zip"
-    mark = tmp_path / "executed"
-    harm = b"\x80\x02cbuiltins\nexec\n(X" + len(
-        code := f"open({str(mark)!r}, 'w')".encode()
-    ).to_bytes(4, "little")
-    harm += code + b"tR."
+    path, mark = tmp_path / "c.nequip.zip", tmp_path / "executed"
+    harm = pickle.dumps(Harm(exec, f"open({str(mark)!r}, 'w')"))
     with zipfile.ZipFile(package) as archive, zipfile.ZipFile(path, "w") as out:
         for name in archive.namelist():
             is_model = name.endswith("eager_model.pkl")

@@ -1,4 +1,4 @@
-"""Fine-tuning that does not forget: replay of a network's past, and elastic weights."""
+"""Runs that start from a converted network, and do not forget: replay, elastic weights."""
 
 import dataclasses
 import shutil
@@ -18,13 +18,13 @@ from eqfuse.inference.network import Network
 from eqfuse.runs.checkpoint import read_checkpoint
 from eqfuse.runs.errors import CheckpointError
 from eqfuse.runs.files import encode, read_file, require_free
-from eqfuse.train.arguments import parse
+from eqfuse.train.arguments import TUNING_LR, parse
 from eqfuse.train.flat import Flat
-from eqfuse.train.main import main
 from eqfuse.train.metrics import Loss
 from eqfuse.train.replay import farthest, structures_of, write_frames
 from eqfuse.train.start import Start
 from eqfuse.train.tuning import FILE, Tuning, held
+from tests.small_runs import rows_of
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +43,17 @@ def past(run, water):
 def _double():
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture
+def usual(run, water):
+    """Return settings of trainings, of which the first is the start."""
+    start = f"start_from={run('density')}"
+    return [start, f"data={water}", "data.val=2", "data.reference_energies=fit"]
+
+
+def radial_kernel(params):
+    return params["params"]["model"]["radial"]["layer_0"]["Dense_0"]["kernel"]
 
 
 def predicted(run, structures):
@@ -160,60 +171,50 @@ def test_parameters_are_held_where_they_were():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["replay=auto", "replay=auto elastic=30"])
-def test_a_run_is_resumed_exactly(run, water, tmp_path, capsys, way):
+def test_a_run_is_resumed_exactly(run, usual, tmp_path, command, way):
     """What the start was is needed again: replayed, and parameters held there."""
-    data = [f"start_from={run('density')}", f"data={water}", "data.val=2", "data.batch_size=2"]
-    more = [*way.split(), "replay_frames=4", "lr=0.01"]
-    given = [*data, *more, "data.reference_energies=fit", "training.second_stage=null"]
+    given = [*usual, *way.split(), "replay_frames=4", "lr=0.01", "data.batch_size=2"]
+    given += ["training.second_stage=null", "training.schedule=constant"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert main([*given, "steps=6", "training.schedule=constant", f"run={whole}"]) == 0
-    out = capsys.readouterr().out
+    out = command("train", *given, "steps=6", f"run={whole}").out
     assert "replay     4 frames of weight 1, made for its elements and labelled by it" in out
     assert "moved elsewhere" in out
     assert (whole / "moved.csv").read_text(encoding="utf-8").startswith("set,group,frames")
-    assert main([*given, "steps=3", "training.schedule=constant", f"run={parts}"]) == 0
-    assert main([f"resume={parts}", "steps=6"]) == 0
+    command("train", *given, "steps=3", f"run={parts}")
+    command("train", f"resume={parts}", "steps=6")
     (ours, _, _), (theirs, _, _) = (read_checkpoint(f, ("last",)) for f in (parts, whole))
     before, _, _ = read_checkpoint(run("density"), ("best",))
-    kernel = [
-        tree["params"]["model"]["radial"]["layer_0"]["Dense_0"]["kernel"]
-        for tree in (before, ours, theirs)
-    ]
-    assert abs(kernel[1] - kernel[0]).max() > 1e-4
-    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert abs(radial_kernel(ours) - radial_kernel(before)).max() > 1e-4
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
 @pytest.mark.slow
 def test_a_run_is_resumed_with_the_network_and_frames_that_it_began_with(
-    run, water, tmp_path, capsys
+    run, usual, tmp_path, command
 ):
     """Other ones are refused; and one that ended before its first checkpoint begins again."""
     base, folder = shutil.copytree(run("density"), tmp_path / "base"), tmp_path / "run"
-    given = [f"start_from={base}", f"data={water}", "data.val=2", "steps=2", "elements=data"]
-    given += ["data.reference_energies=fit", "replay=auto", "replay_frames=2", "elastic=30"]
-    assert main([*given, f"run={folder}"]) == 0
+    given = f"start_from={base}", "steps=2", "elements=data", f"run={folder}"
+    command("train", *usual[1:], *given, "replay=auto", "replay_frames=2", "elastic=30")
     frames = read_structures(folder / FILE)
     before, metadata, _ = read_checkpoint(folder, ("last",))
     write_frames(folder / FILE, frames[:1])
-    assert main([f"resume={folder}", "steps=3"]) == 2
-    assert "replay.traj is not as it was when the run" in capsys.readouterr().err
+    error = command("train", f"resume={folder}", "steps=3", code=2).err
+    assert "replay.traj is not as it was when the run" in error
     write_frames(folder / FILE, frames)
     best = base / "checkpoints" / "best.safetensors"
     arrays, of_base = read_file(best)
     content = best.read_bytes()
     best.write_bytes(encode({name: 1.01 * array for name, array in arrays.items()}, of_base))
-    assert main([f"resume={folder}", "steps=3"]) == 2
-    assert f"{base} is another one than the run in {folder}" in capsys.readouterr().err
+    error = command("train", f"resume={folder}", "steps=3", code=2).err
+    assert f"{base} is another one than the run in {folder}" in error
     best.write_bytes(content)
-    begun = {"config.yaml", "log.txt", ".lock"}
     for entry in folder.iterdir():
-        if entry.name not in begun:
+        if entry.name not in ("config.yaml", "log.txt", ".lock"):
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
     (folder / f"{FILE}.part").write_bytes(b"a part")
     require_free(folder)  # run= is taken again, too
-    assert main([f"resume={folder}"]) == 0
-    assert "from the beginning" in capsys.readouterr().out
+    assert "from the beginning" in command("train", f"resume={folder}").out
     after, of_again, _ = read_checkpoint(folder, ("last",))
     jax.tree.map(np.testing.assert_array_equal, before, after)
     assert of_again["started_from"] == metadata["started_from"]
@@ -221,14 +222,13 @@ def test_a_run_is_resumed_with_the_network_and_frames_that_it_began_with(
 
 
 @pytest.mark.slow
-def test_elastic_weights_are_the_default_where_the_network_knows_more(run, water, tmp_path, capsys):
-    given = [f"start_from={run('density')}", f"data={water}", "data.val=2", "steps=2", "lr=0.01"]
-    given += ["data.reference_energies=fit", "training.second_stage=null", "replay_frames=2"]
+def test_elastic_weights_are_the_default_where_the_network_knows_more(usual, tmp_path, command):
+    given = [*usual, "steps=2", "lr=0.01", "training.second_stage=null", "replay_frames=2"]
     found = []
     for way in ([], ["elastic=0"], ["elements=data"]):
         folder = tmp_path / str(way)
-        assert main([*given, *way, f"run={folder}"]) == 0
-        assert ("elastic    weight 30" in capsys.readouterr().out) == (way == [])
+        out = command("train", *given, *way, f"run={folder}").out
+        assert ("elastic    weight 30" in out) == (way == [])
         found.append(jax.tree.leaves(read_checkpoint(folder, ("last",))[0]))
     held, free, _ = found
     assert not all(np.array_equal(a, b) for a, b in zip(held, free, strict=True))
@@ -257,7 +257,47 @@ def test_a_resumed_run_whose_start_is_gone_warns_unless_it_needs_it(
         ("elastic=-1 start_from=RUN", "elastic=-1.0 is impossible"),
     ],
 )
-def test_tuning_for_another_run_is_refused(run, water, capsys, given, text):
+def test_tuning_for_another_run_is_refused(run, water, command, given, text):
     given = given.replace("RUN", str(run("density"))).split()
-    assert main([f"data={water}", *given]) == 2
-    assert text in capsys.readouterr().err
+    assert text in command("train", f"data={water}", *given, code=2).err
+
+
+@pytest.mark.parametrize(
+    ("given", "optimizer", "lr"),
+    [
+        ([], "adam", TUNING_LR["adam"]),
+        (["training.optimizer=muon"], "muon", TUNING_LR["muon"]),
+        (["replay=auto"], "adam", 0.2 * TUNING_LR["adam"]),
+        (["replay=none"], "adam", TUNING_LR["adam"]),
+        (["lr=0.02"], "adam", 0.02),
+        (["lr=0.02", "training.optimizer=muon"], "muon", 0.02),
+    ],
+)
+def test_steps_are_small_unless_others_are_asked_for(run, water, given, optimizer, lr):
+    training = parse([f"start_from={run('two_heads')}", f"data={water}", *given]).training
+    assert (training.optimizer, training.lr) == (optimizer, lr)
+    assert lr >= training.min_lr
+
+
+@pytest.mark.slow
+def test_it_learns_with_fewer_elements_and_frozen_parameters(run, usual, tmp_path, command):
+    folder, given = tmp_path / "run", [f"start_from={run('two_heads')}", *usual[1:]]
+    more = "elements=data", "freeze=radial", "epochs=6", "data.batch_size=2"
+    assert "H O" in command("train", *given, *more, f"run={folder}").out
+    before, theirs, _ = read_checkpoint(run("two_heads"), ("best",))
+    after, ours, _ = read_checkpoint(folder, ("last",))
+    assert theirs["species"] == [1, 6, 8]
+    assert ours["species"] == [1, 8]
+    # the weights of the file are of float64, and the run computes in float32
+    expected = radial_kernel(before).astype(np.float32)
+    np.testing.assert_array_equal(radial_kernel(after), expected)
+    losses = [float(row["val_loss"]) for row in rows_of(folder)]
+    assert len(losses) == 7
+    assert min(losses[1:]) < losses[0]
+
+
+def test_there_is_no_training_to_go_on_with(run, command):
+    folder = run("two_heads")
+    (line,) = command("train", f"resume={folder}", code=2).err.splitlines()
+    assert "holds a network and no training to go on with" in line
+    assert f"start_from={folder}" in line

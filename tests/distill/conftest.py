@@ -1,5 +1,6 @@
 """Distillations of copper by EMT whose students nothing trains."""
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -37,7 +38,8 @@ def begin(student, tmp_path, monkeypatch):
     """Return a function that begins a distillation whose trainings copy the `student`.
 
     The `trained` of what it returns has the labels, the start and the name of each training,
-    `lengths` the steps and minutes of each.
+    `lengths` the steps and minutes of each. `begin.again` opens the folder of one again, with
+    changes of its settings; `begin.ended` runs one to its end.
     """
     trained, counts, begun = [], [], []
 
@@ -65,6 +67,16 @@ def begin(student, tmp_path, monkeypatch):
         begun.append(distillation)
         return distillation
 
+    def again(first, **changes):
+        settings = dataclasses.replace(first.settings, **changes)
+        begun.append(rounds.Distillation(settings, first.folder))
+        return begun[-1]
+
+    def ended(*words, **given):
+        made(*words, **given).run()
+        return begun[-1]
+
+    made.again, made.ended = again, ended
     yield made
     for distillation in begun:
         if hasattr(distillation.teacher, "close"):

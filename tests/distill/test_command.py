@@ -7,13 +7,13 @@ import ase.build
 import ase.io
 import pytest
 
-from eqfuse.distill import command, rounds
+from eqfuse.distill import rounds
 from eqfuse.distill.student import untrained
 from eqfuse.runs import ConfigError
 
 
 @pytest.fixture
-def started(tmp_path, monkeypatch):
+def started(tmp_path, monkeypatch, command):
     """Return a function of arguments of the command that returns the settings of its run."""
     ase.io.write(tmp_path / "start.xyz", ase.build.bulk("Cu"))
     ase.io.write(tmp_path / "near.xyz", ase.Atoms("Cu2", [(0, 0, 0), (0.09, 0, 0)]))
@@ -27,7 +27,7 @@ def started(tmp_path, monkeypatch):
     monkeypatch.setattr(rounds.Distillation, "run", no_rounds)
 
     def run(*arguments):
-        assert command.main([*arguments]) == 0
+        command("distill", *arguments)
         return seen[-1]
 
     return run
@@ -51,10 +51,7 @@ def test_resume_keeps_settings_and_takes_others(resume, started):
         (("resume=made", "seed=1"), "seed: resume= goes on with the settings of its folder"),
         (("resume=made",), "resume=made 'ase.calculators.emt:EMT()'"),
         (("resume=made", "7net-0"), "has labels of the teacher 'ase.calculators.emt:EMT()'"),
-        (
-            (*EMT[:2], "run=new", "student=data.val=x.xyz"),
-            "without data=",
-        ),
+        ((*EMT[:2], "run=new", "student=data.val=x.xyz"), "without data="),
         ((*EMT[:2], "run=new", "student=run=new"), "of a network and its training, without run="),
         (("resume=other",), "other holds no distillation to go on with"),
         ((EMT[0], "run=new"), "START is missing"),
@@ -63,34 +60,32 @@ def test_resume_keeps_settings_and_takes_others(resume, started):
         ((*EMT[:2], "run=new", "temperature=900..300"), "a number or two, as 300..1500"),
     ],
 )
-def test_wrong_arguments_are_refused(arguments, message, started, tmp_path, capsys):
+def test_wrong_arguments_are_refused(arguments, message, started, tmp_path, command):
     started(*EMT)
-    assert command.main([*arguments]) == 2
-    assert message in capsys.readouterr().err
+    assert message in command("distill", *arguments, code=2).err
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("name", ["teacher", "python"])
-def test_nothing_that_a_folder_names_is_executed(name, started, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("name", "named"), [("teacher", "os:system('touch executed')"), ("python", "./program")]
+)
+def test_nothing_that_a_folder_names_is_executed(name, named, started, tmp_path, command):
     started(*EMT)
-    file, made = tmp_path / "made/distill/settings.json", tmp_path / "executed"
-    program = tmp_path / "program"
-    program.write_text(f"#!/bin/sh\ntouch {made}\n")
+    file, program = tmp_path / "made/distill/settings.json", tmp_path / "program"
+    program.write_text("#!/bin/sh\ntouch executed\n")
     program.chmod(0o755)
-    named = {"teacher": f"os:system('touch {made}')", "python": str(program)}[name]
     file.write_text(json.dumps(json.loads(file.read_text()) | {name: named}))
     before = file.read_bytes()
+    error = ""
     for given in ((), EMT[:1]):
-        assert command.main(["resume=made", *given]) == 2
-    error = capsys.readouterr().err
-    assert named in error
+        error += command("distill", "resume=made", *given, code=2).err
+    assert named.removeprefix(".") in error  # the path of the program is whole there
     assert "EMT()" in error
     assert file.read_bytes() == before
-    assert not made.exists()
+    assert not (tmp_path / "executed").exists()
 
 
-def test_a_student_of_a_folder_names_no_files(started, tmp_path, capsys):
-    started(*EMT)
+def test_a_student_of_a_folder_names_no_files(tmp_path):
     with pytest.raises(ConfigError, match="without verbose="):
         untrained("channels=2 verbose=true", ase.build.bulk("Cu"), tmp_path)
 
@@ -108,13 +103,12 @@ def test_a_student_of_a_folder_names_no_files(started, tmp_path, capsys):
         (lambda text: text.replace('"seed": 4', '"seed": ' + "9" * 5000), "is damaged"),
     ],
 )
-def test_settings_that_are_none_are_refused_by_name(change, message, started, tmp_path, capsys):
+def test_settings_that_are_none_are_refused_by_name(change, message, started, tmp_path, command):
     started(*EMT)
     file = tmp_path / "made/distill/settings.json"
     text = change(file.read_text())
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    assert command.main(["resume=made", EMT[0]]) == 2
-    error = capsys.readouterr().err
+    error = command("distill", "resume=made", EMT[0], code=2).err
     assert "settings.json" in error
     assert message in error
     assert error.count("\n") == 1

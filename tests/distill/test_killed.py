@@ -31,19 +31,13 @@ def begin(*arguments):
 
 def labels_of(folder) -> dict[str, list]:
     """Return places, positions, energies and forces of frames, in their order of rounds."""
+
+    def row(a):
+        energy, forces = a.get_potential_energy(), a.get_forces()
+        return a.info["place"], a.positions.tobytes(), energy, forces.tobytes()
+
     kept = {name: Frames(folder / "distill" / f"{name}.traj").frames for name in KINDS}
-    return {
-        name: sorted(
-            (
-                a.info["place"],
-                a.positions.tobytes(),
-                a.get_potential_energy(),
-                a.get_forces().tobytes(),
-            )
-            for a in frames
-        )
-        for name, frames in kept.items()
-    }
+    return {name: sorted(map(row, frames)) for name, frames in kept.items()}
 
 
 def rounds_of(folder) -> list[dict]:

@@ -24,8 +24,21 @@ ROUND, LAST = 14 + 2 + 4 + 4, 4
 """Labels of trajectories, the first with a minimum; strained; new; and of the student's."""
 
 
+ONE, TWO = ({"labels": n * ROUND + LAST, "forces": 1e-9} for n in (1, 2))
+"""Settings of distillations that end after as many rounds."""
+
+
 def frames_of(distillation, name: str) -> list:
     return [(a.info["place"], a.positions.tobytes()) for a in distillation.frames(name)]
+
+
+def all_frames_of(distillation) -> dict[str, list]:
+    return {kind: frames_of(distillation, kind) for kind in rounds.KINDS}
+
+
+def stopped_at_once(*_):
+    """Limits of no trajectory."""
+    return Limits({(29, 29): 0.0}, 1e9, (0.0, 1e-3))
 
 
 @pytest.fixture
@@ -46,13 +59,12 @@ DAMAGES = {
 
 @pytest.mark.parametrize("how", DAMAGES)
 def test_labels_that_are_whole_are_kept_and_others_made_again(how, begin, steady, capsys):
-    given = {"labels": ROUND + LAST, "forces": 1e-9}
-    first = begin(**given)
+    first = begin(**ONE)
     first._begin()
     first._sample("labels", 0)
     path, whole = first.work / "labels.traj", frames_of(first, "labels")
     path.write_bytes(DAMAGES[how](path.read_bytes()))
-    again = Distillation(first.settings, first.folder)
+    again = begin.again(first)
     assert f"{path} is damaged" in capsys.readouterr().err
     kept = frames_of(again, "labels")
     assert set(kept) < set(whole)
@@ -61,25 +73,21 @@ def test_labels_that_are_whole_are_kept_and_others_made_again(how, begin, steady
     assert frames_of(again, "labels") == whole
     assert path.with_name("labels.traj.damaged").exists()
     again.run()
-    again.teacher.close()
 
 
 @pytest.mark.parametrize("text", ["kind,round\nlab", "\0\xff", "a" * 200000, "", '"'])
 @pytest.mark.parametrize("name", ["trajectories", "rounds"])
 def test_tables_that_are_damaged_are_made_again(name, text, begin, steady, capsys):
-    first = begin(labels=ROUND + LAST, forces=1e-9)
-    first.run()
-    path, rows = first.work / f"{name}.csv", first.rows(name)
-    wholes = {kind: frames_of(first, kind) for kind in rounds.KINDS}
+    first = begin.ended(**ONE)
+    path, rows, whole = first.work / f"{name}.csv", first.rows(name), all_frames_of(first)
     path.write_bytes(text.encode("latin-1"))
-    again = Distillation(first.settings, first.folder)
+    again = begin.again(first)
     again.run()
     assert not text or f"{path} is damaged" in capsys.readouterr().err
     errors = [{k: v for k, v in row.items() if k.startswith(("own", "new"))} for row in rows]
     if name == "rounds":  # trajectories of rounds that are done are not run again
         assert [{k: row[k] for k in errors[0]} for row in again.rows(name)] == errors
-    assert {kind: frames_of(again, kind) for kind in rounds.KINDS} == wholes
-    again.teacher.close()
+    assert all_frames_of(again) == whole
 
 
 def test_a_number_that_changed_is_noticed(begin, steady, capsys):
@@ -89,12 +97,10 @@ def test_a_number_that_changed_is_noticed(begin, steady, capsys):
     for name, old, new in changes:
         path = first.work / name
         path.write_bytes(path.read_bytes().replace(old, new, 1))
-    again = Distillation(first.settings, first.folder)
-    again.rows("trajectories")
+    begin.again(first).rows("trajectories")
     error = capsys.readouterr().err
     assert "trajectories.csv is damaged" in error
     assert "labels.traj is damaged (of 16 frames, 1 are not whole)" in error
-    again.teacher.close()
 
 
 def test_a_start_that_is_damaged_is_refused(begin):
@@ -102,12 +108,12 @@ def test_a_start_that_is_damaged_is_refused(begin):
     path = first.work / "start.traj"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match=r"start\.traj is damaged"):
-        Distillation(first.settings, first.folder)
+        begin.again(first)
 
 
 def test_rounds_end_when_labels_are_used(begin, capsys, steady):
-    distillation = begin(labels=2 * ROUND + LAST, forces=1e-9)
-    distillation.run()
+    """Own frames of earlier rounds are trained on, and new and last ones never."""
+    distillation = begin.ended(**TWO)
     assert [int(row["labels"]) for row in distillation.rows("rounds")] == [ROUND, 2 * ROUND]
     counts = {name: len(distillation.frames(name)) for name in rounds.KINDS}
     assert counts == {"labels": 32, "new": 8, "own": 8, "last": LAST}
@@ -115,11 +121,6 @@ def test_rounds_end_when_labels_are_used(begin, capsys, steady):
     assert f"rounds end: {2 * ROUND} of labels={2 * ROUND + LAST} are used" in out
     assert out.count("\nround ") + out.startswith("round ") == 2
     assert out.count(f"\nlast 2   {2 * ROUND + LAST} labels  new 8: F ") == 1
-
-
-def test_own_frames_of_earlier_rounds_are_trained_on(begin, steady):
-    distillation = begin(labels=2 * ROUND + LAST, forces=1e-9)
-    distillation.run()
     assert distillation.trained == [
         (16, None, "round-0"),
         (16 + 4 + 16, "round-0", "round-1"),
@@ -131,29 +132,34 @@ def test_own_frames_of_earlier_rounds_are_trained_on(begin, steady):
 
 
 def test_frame_at_which_the_student_was_stopped_is_trained_on(begin, monkeypatch):
-    monkeypatch.setattr(Limits, "of", lambda *_: Limits({(29, 29): 0.0}, 1e9, (0.0, 1e-3)))
-    distillation = begin(labels=ROUND + LAST)
-    distillation.run()
-    [*_, first, second] = distillation.frames("labels")
-    assert [a.info["place"] for a in (first, second)] == [
-        "labels-0-0-stopped",
-        "labels-0-1-stopped",
-    ]
+    monkeypatch.setattr(Limits, "of", stopped_at_once)
+    distillation = begin.ended(labels=ROUND + LAST)
+    last = distillation.frames("labels")[-2:]
+    assert [a.info["place"] for a in last] == [f"labels-0-{k}-stopped" for k in (0, 1)]
     assert distillation.frames("own") == distillation.frames("last") == []
     assert distillation.trained[-1] == (16 + 2, "round-0", "last-1")
     missed = distillation.missed(distillation.rows("rounds")[0])
     assert "the student's trajectories have no frame" in missed
     assert "2 trajectories of the student stopped at a limit" in missed
-    atoms = second.copy()
-    atoms.calc = EMT()
-    assert second.get_potential_energy() == pytest.approx(atoms.get_potential_energy(), abs=1e-9)
+    energy = EMT().get_potential_energy(last[1])
+    assert last[1].get_potential_energy() == pytest.approx(energy, abs=1e-9)
 
 
-def test_rounds_end_at_the_aims(begin, capsys, steady):
-    distillation = begin(forces=1e9, energy=1e9)
-    distillation.run()
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"forces": 1e9, "energy": 1e9}, "the errors are below their aims"),
+        ({"minutes": 1e-9}, "another one would go beyond half of minutes=1e-09"),
+    ],
+)
+def test_rounds_end(given, reason, begin, capsys, steady):
+    """The folder is a run."""
+    distillation = begin(**given)
+    network = Network(distillation.run())
     assert [name for *_, name in distillation.trained] == ["round-0", "last-1"]
-    assert "rounds end: the errors are below their aims" in capsys.readouterr().out
+    assert f"rounds end: {reason}" in capsys.readouterr().out
+    assert network.species == (29,)
+    assert network.uncertainty["limit"] > 0
 
 
 @pytest.mark.parametrize("missed", ["forces", "energy", "own", "stopped"])
@@ -161,25 +167,13 @@ def test_all_aims_must_be_met(missed, begin, monkeypatch):
     """New trajectories and the student's own have these errors, and none has stopped."""
     distillation = begin()
     row = {f"{n}_{u}": "0.9" for n in ("new", "own") for u in (rounds.FORCES, rounds.ENERGY)}
-    row |= {
-        "labels": "16",
-        "new": "4",
-        "own": "4",
-        "stopped": "0",
-        "minutes": "1",
-    }
+    row |= {"labels": "16", "new": "4", "own": "4", "stopped": "0", "minutes": "1"}
     distillation.settings = dataclasses.replace(distillation.settings, forces=1.0, energy=1.0)
     monkeypatch.setattr(distillation, "rows", lambda _: [row])
     assert "below their aims" in distillation._reason_to_stop()
     key = {"forces": f"new_{rounds.FORCES}", "energy": f"new_{rounds.ENERGY}", "stopped": "stopped"}
     row[key.get(missed, f"own_{rounds.FORCES}")] = "2"
     assert distillation._reason_to_stop() is None
-
-
-def test_rounds_end_at_half_of_the_minutes(begin):
-    distillation = begin(minutes=1e-9)
-    distillation.run()
-    assert [name for *_, name in distillation.trained] == ["round-0", "last-1"]
 
 
 @pytest.mark.parametrize(
@@ -189,17 +183,15 @@ def test_rounds_end_at_half_of_the_minutes(begin):
 )
 def test_steps_of_the_last_training(given, times, begin, steady, monkeypatch):
     """A round has ten steps, which take a minute; all else takes none."""
-    monkeypatch.setattr(Distillation, "minutes", property(lambda self: 0.0))
-    distillation = begin(training_steps=10, labels=ROUND + LAST, **{"forces": 1e-9} | given)
-    distillation.run()
+    monkeypatch.setattr(Distillation, "minutes", 0.0)
+    distillation = begin.ended(training_steps=10, **ONE | given)
     (steps, _), (last, _) = distillation.lengths
     assert (steps, last) == (10, pytest.approx(10 * times, abs=10))
 
 
 def test_trainings_end_by_the_clock(begin, steady, monkeypatch):
-    monkeypatch.setattr(Distillation, "minutes", property(lambda self: 2.0))
-    distillation = begin(labels=ROUND + LAST, minutes=60.0)
-    distillation.run()
+    monkeypatch.setattr(Distillation, "minutes", 2.0)
+    distillation = begin.ended(labels=ROUND + LAST, minutes=60.0)
     assert [minutes for _, minutes in distillation.lengths] == [10.0, 58.0]
 
 
@@ -212,10 +204,9 @@ def test_a_round_is_cut_to_minutes_and_labels(begin, monkeypatch):
     assert distillation.batch == 26  # half are of a crystal at its minimum, and small
     distillation._sample("labels", 0)
     assert len(distillation.frames("labels")) == 26
-    distillation.settings = dataclasses.replace(distillation.settings, minutes=72.1)
     message = r"minutes=72.1 is impossible.*72.4 or more: a round of 12 labels.* minutes=72.4 goes"
     with pytest.raises(ConfigError, match=message):
-        Distillation(distillation.settings, distillation.folder).run()
+        begin.again(distillation, minutes=72.1).run()
 
 
 def test_a_label_takes_what_dynamics_of_both_take(begin, monkeypatch):
@@ -229,7 +220,7 @@ def test_a_label_takes_what_dynamics_of_both_take(begin, monkeypatch):
 
 
 def test_labels_begin_where_a_student_was_stopped(begin, monkeypatch):
-    monkeypatch.setattr(Limits, "of", lambda *_: Limits({(29, 29): 0.0}, 1e9, (0.0, 1e-3)))
+    monkeypatch.setattr(Limits, "of", stopped_at_once)
     distillation = begin(labels=2 * ROUND + LAST)
     begun = []
     monkeypatch.setattr(sampling, "continued", lambda cell, last: begun.append(last) or cell)
@@ -253,16 +244,13 @@ def test_minimum_of_a_crystal_is_labelled_once(given, begin, tmp_path):
 
 
 def test_labels_are_those_of_the_teacher_and_tests_are_not_trained_on(begin, steady):
-    distillation = begin(labels=ROUND + LAST)
-    distillation.run()
+    distillation = begin.ended(labels=ROUND + LAST)
     labels, tests = distillation.frames("labels"), distillation.frames("new")
     tests += distillation.frames("last")
     for frame in [*labels, *tests]:
-        atoms = frame.copy()
-        atoms.calc = EMT()
         energy, forces = frame.get_potential_energy(), frame.get_forces()
-        assert energy == pytest.approx(atoms.get_potential_energy(), abs=1e-9)
-        np.testing.assert_allclose(forces, atoms.get_forces(), atol=1e-9)
+        assert energy == pytest.approx(EMT().get_potential_energy(frame), abs=1e-9)
+        np.testing.assert_allclose(forces, EMT().get_forces(frame), atol=1e-9)
     kinds = ["dynamics"] * 6 + ["minimum"] * 8 + ["strained"] * 2
     assert [a.info["config_type"] for a in labels] == kinds
     assert {a.info["config_type"] for a in tests} == {"dynamics", "own"}
@@ -279,8 +267,7 @@ def test_labels_are_those_of_the_teacher_and_tests_are_not_trained_on(begin, ste
 def test_later_trajectories_begin_where_earlier_ones_ended(begin, monkeypatch):
     monkeypatch.setattr(rounds, "STRAIN", 0.0)
     monkeypatch.setattr(rounds, "RATTLE", 1e-6)
-    distillation = begin(labels=2 * ROUND + LAST)
-    distillation.run()
+    distillation = begin.ended(labels=2 * ROUND + LAST)
     first, second = (distillation.frames("labels", number) for number in (0, 1))
     of = [[a for a in frames if a.info.get("trajectory") == 0] for frames in (first, second)]
     end, begun = of[0][-1].get_scaled_positions(), of[1][0].get_scaled_positions()
@@ -308,9 +295,8 @@ def test_references_are_isolated_atoms_of_the_teacher(begin):
     distillation = begin()
     distillation._begin()
     [atom] = distillation.frames("atoms")
-    atoms = ase.Atoms("Cu")
-    atoms.calc = EMT()
-    assert atom.get_potential_energy() == pytest.approx(atoms.get_potential_energy())
+    energy = EMT().get_potential_energy(ase.Atoms("Cu"))
+    assert atom.get_potential_energy() == pytest.approx(energy)
     assert atom.info["config_type"] == "IsolatedAtom"
 
 
@@ -332,31 +318,29 @@ def test_trajectory_on_which_the_teacher_fails_has_ended(begin, capsys):
     distillation._sample("labels", 0)
     assert distillation.frames("labels") == []
     row = distillation.rows("trajectories")[0]
-    assert (row["frames"], row["stopped"]) == (
-        "0",
-        "CalculationFailed: RuntimeError: no convergence",
-    )
+    why = "CalculationFailed: RuntimeError: no convergence"
+    assert (row["frames"], row["stopped"]) == ("0", why)
     shown = capsys.readouterr().err
     assert "the teacher fails, labels-0-0-0 in" in shown
     assert "no labels of its minimum (RuntimeError: no convergence" in shown
 
 
-def test_teacher_that_fails_at_the_start_is_reported(begin):
-    with pytest.raises(TrainingFailed, match="fails at the first structure: RuntimeError: no conv"):
-        begin("tests.distill.calculators:Failing(100.0)").run()
-
-
-def test_too_few_labels_are_reported(begin):
-    failing = "tests.distill.calculators:Failing(11.7)"  # not at the start, of 11.76 Å³
-    distillation = begin(failing, driver="student", batch=12, minutes=1e-9)
-    with pytest.raises(TrainingFailed, match=r"there are \d+ labels, and a student needs 12"):
-        distillation.run()
+@pytest.mark.parametrize(
+    ("volume", "message"),  # of the start: 11.76 Å³
+    [
+        (100.0, "fails at the first structure: RuntimeError: no conv"),
+        (11.7, r"there are \d+ labels, and a student needs 12"),
+    ],
+)
+def test_teacher_that_labels_too_little_is_reported(volume, message, begin):
+    failing = f"tests.distill.calculators:Failing({volume})"
+    with pytest.raises(TrainingFailed, match=message):
+        begin(failing, driver="student", batch=12, minutes=1e-9).run()
 
 
 @pytest.mark.slow
 def test_student_drives_for_a_slow_teacher(begin):
-    distillation = begin(driver="student", batch=12, labels=60, forces=1e-9)
-    distillation.run()
+    distillation = begin.ended(driver="student", batch=12, labels=60, forces=1e-9)
     rows = [r for r in distillation.rows("trajectories") if r["kind"] != "own"]
     assert {row["kind"] for row in rows} == {"labels", "last"}
     assert "0" not in {row["round"] for row in rows}
@@ -368,10 +352,8 @@ def test_student_drives_for_a_slow_teacher(begin):
 )
 def test_interrupted_distillation_goes_on_to_the_same_labels(count, begin, monkeypatch):
     """In dynamics, in strained cells, and in tests or the second round."""
-    given = {"labels": 2 * ROUND + LAST, "forces": 1e-9}
-    whole = begin(run="whole", **given)
-    whole.run()
-    part, left = begin(run="part", **given), [count]
+    whole = begin.ended(run="whole", **TWO)
+    part, left = begin(run="part", **TWO), [count]
 
     def interrupted(frames, frame):
         if left[0] == 0:
@@ -383,10 +365,9 @@ def test_interrupted_distillation_goes_on_to_the_same_labels(count, begin, monke
         patch.setattr(Frames, "add", interrupted)
         with pytest.raises(Interrupted, match=r"eqfuse distill resume=.*part goes on"):
             part.run()
-    again = Distillation(part.settings, part.folder)
+    again = begin.again(part)
     again.run()
-    for name in rounds.KINDS:
-        assert frames_of(again, name) == frames_of(whole, name)
+    assert all_frames_of(again) == all_frames_of(whole)
 
 
 class Killed(BaseException):
@@ -396,7 +377,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize("part", [0.1, pytest.param(0.6, marks=pytest.mark.slow)])
 def test_a_killed_distillation_ends_like_one_that_was_not(part, begin, monkeypatch):
     """At a file of it, by chance; what is on the disk changes with a whole file alone."""
-    given, replace, count = {"labels": ROUND + LAST, "forces": 1e-9}, os.replace, [0]
+    replace, count, limit = os.replace, [0], [0]
     rng = np.random.default_rng(int(10 * part))
 
     def counted(source, target):
@@ -405,9 +386,8 @@ def test_a_killed_distillation_ends_like_one_that_was_not(part, begin, monkeypat
             raise Killed
         replace(source, target)
 
-    limit = [0]
     monkeypatch.setattr(os, "replace", counted)
-    whole, killed = begin(run="whole", **given), begin(run="killed", **given)
+    whole, killed = begin(run="whole", **ONE), begin(run="killed", **ONE)
     count[0] = 0
     whole.run()
     limit[0] = -count[0]
@@ -415,10 +395,9 @@ def test_a_killed_distillation_ends_like_one_that_was_not(part, begin, monkeypat
     with pytest.raises(Killed):
         killed.run()
     limit[0] = 0
-    again = Distillation(killed.settings, killed.folder)
+    again = begin.again(killed)
     again.run()
-    for name in rounds.KINDS:
-        assert frames_of(again, name) == frames_of(whole, name)
+    assert all_frames_of(again) == all_frames_of(whole)
     for name in ("rounds", "trajectories"):
         rows = [
             [{k: v for k, v in row.items() if "minutes" not in k} for row in of.rows(name)]
@@ -428,19 +407,11 @@ def test_a_killed_distillation_ends_like_one_that_was_not(part, begin, monkeypat
 
 
 def test_finished_distillation_goes_on_with_more_labels(begin, steady):
-    first = begin(labels=ROUND + LAST, forces=1e-9)
-    first.run()
-    settings = dataclasses.replace(first.settings, labels=2 * ROUND + 2 * LAST)
-    again = Distillation(settings, first.folder)
+    first = begin.ended(**ONE)
+    again = begin.again(first, labels=2 * ROUND + 2 * LAST)
     again.run()
     assert [name for *_, name in first.trained] == ["round-0", "last-1", "round-1", "last-2"]
     assert len(again.frames("labels")) == 32
-
-
-def test_the_folder_is_a_run(begin):
-    folder = begin(minutes=1e-9).run()
-    assert Network(folder).species == (29,)
-    assert Network(folder).uncertainty["limit"] > 0
 
 
 def test_errors_are_rmse_of_components(student):
@@ -459,13 +430,9 @@ def test_errors_are_rmse_of_components(student):
 MATERIALS = {
     "molecule": ase.Atoms("Cu3", [(0, 0, 0), (2.3, 0, 0), (1, 2, 0)]),
     "slab with an adsorbate": ase.build.fcc111("Cu", (1, 1, 3), vacuum=8.0),
-    "alloy of three elements": ase.Atoms(
-        "CuNiAu",
-        ase.build.bulk("Cu").repeat((3, 1, 1)).positions,
-        cell=ase.build.bulk("Cu").repeat((3, 1, 1)).cell,
-        pbc=True,
-    ),
+    "alloy of three elements": ase.build.bulk("Cu").repeat((3, 1, 1)),
 }
+MATERIALS["alloy of three elements"].symbols[:] = "CuNiAu"
 ase.build.add_adsorbate(MATERIALS["slab with an adsorbate"], "O", 1.8, "fcc")
 MATERIALS["slab with an adsorbate"].info.clear()
 

@@ -9,7 +9,7 @@ from ase.calculators.lj import LennardJones
 
 from eqfuse.distill.teacher import labelled, open_teacher
 from eqfuse.runs.errors import CheckpointError, ConfigError
-from tests.lammps.untrained import untrained_run
+from tests.small_runs import copper_cell
 
 FAILING = "tests.distill.calculators:Failing(11.5, {!r})"
 
@@ -19,8 +19,7 @@ def copper(a=3.6):
 
 
 def test_labels_are_those_of_the_calculator():
-    atoms = copper()
-    atoms.rattle(0.1, seed=1)
+    atoms = copper_cell(seed=1)
     teacher = open_teacher("ase.calculators.emt:EMT()")
     frame = labelled(atoms, teacher)
     teacher.close()
@@ -43,14 +42,13 @@ def test_teacher_that_fails_labels_the_next_frame(how, message):
     teacher = open_teacher(FAILING.format(how))
     with pytest.raises(CalculationFailed, match=message):
         labelled(copper(3.4), teacher)
-    frame, atoms = labelled(copper(3.7), teacher), copper(3.7)
+    frame = labelled(copper(3.7), teacher)
     teacher.close()
-    atoms.calc = EMT()
-    assert frame.get_potential_energy() == atoms.get_potential_energy()
+    assert frame.get_potential_energy() == EMT().get_potential_energy(copper(3.7))
 
 
-def test_teacher_is_a_run_or_a_file_of_its_network(tmp_path):
-    run = untrained_run(tmp_path, numbers=(29,))
+def test_teacher_is_a_run_or_a_file_of_its_network(untrained):
+    run = untrained(numbers=(29,))
     file = run / "checkpoints" / "best.safetensors"
     of_run, of_file = (labelled(copper(), open_teacher(str(n))) for n in (run, file))
     assert np.isfinite(of_run.get_potential_energy())

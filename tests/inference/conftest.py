@@ -1,12 +1,20 @@
 """Runs on copper of a few epochs, for calculators."""
 
-import ase
-import ase.build
-import ase.io
 import pytest
 
 import eqfuse
 from tests.lammps.untrained import untrained_run
+from tests.small_runs import copper_cell
+
+
+def slope_of_forces(atoms, atom: int, axis: int, step: float = 1e-4):
+    """Return a row of the Hessian from central differences of the forces of all atoms."""
+    ends = []
+    for sign in (1, -1):
+        moved = atoms.copy()
+        moved.positions[atom, axis] += sign * step
+        ends.append(atoms.calc.get_forces(moved))
+    return (ends[1] - ends[0]) / (2 * step)
 
 
 @pytest.fixture(scope="session")
@@ -16,8 +24,7 @@ def run(trained):
 
 @pytest.fixture
 def atoms(run):
-    atoms = ase.build.bulk("Cu", cubic=True)
-    atoms.rattle(0.05, seed=0)
+    atoms = copper_cell()
     atoms.calc = eqfuse.Calculator(run)
     return atoms
 

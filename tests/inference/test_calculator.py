@@ -13,28 +13,14 @@ import numpy as np
 import pytest
 from ase.calculators.calculator import PropertyNotImplementedError
 from ase.calculators.emt import EMT
+from ase.calculators.fd import calculate_numerical_stress
 
 import eqfuse
 from eqfuse.data import DataError, Structure
 from eqfuse.runs.errors import CheckpointError
 from eqfuse.train.main import main
-from tests.lammps.untrained import untrained_run
+from tests.inference.conftest import slope_of_forces
 from tests.small_runs import TINY
-
-
-def slope_along(atoms, i, j, step=1e-4):
-    """Return the derivative of the energy by a strain over the volume, from central differences.
-
-    It is off by 1e-8 of the third derivative.
-    """
-    energies = []
-    for sign in (1, -1):
-        strain, moved = np.eye(3), atoms.copy()
-        strain[i, j] += sign * step / 2
-        strain[j, i] += sign * step / 2
-        moved.set_cell(atoms.cell.array @ strain, scale_atoms=True)
-        energies.append(atoms.calc.get_potential_energy(moved))
-    return (energies[0] - energies[1]) / (2 * step) / atoms.get_volume()
 
 
 @pytest.mark.parametrize("far", [1e11, 1e15, 1e300])
@@ -53,16 +39,15 @@ def test_positions_that_are_not_known_are_refused(far, pbc, run):
 
 def test_stress_is_the_strain_derivative(atoms, run):
     """Also that of a slab along its plane, as training gave it; without a cell there is none."""
-    stress = atoms.get_stress()
-    for voigt, (i, j) in enumerate(((0, 0), (1, 1), (2, 2), (1, 2), (0, 2), (0, 1))):
-        assert stress[voigt] == pytest.approx(slope_along(atoms, i, j), abs=1e-7, rel=1e-5)
-    assert np.abs(stress).max() > 1e-4
     slab = ase.build.fcc111("Cu", (1, 1, 3), vacuum=5.0)
     slab.pbc = (True, True, False)
     slab.rattle(0.05, seed=0)
     slab.calc = eqfuse.Calculator(run)
-    assert slab.get_stress()[0] == pytest.approx(slope_along(slab, 0, 0), abs=1e-7, rel=1e-5)
-    assert abs(slab.get_stress()[0]) > 1e-4
+    for one, components in ((atoms, range(6)), (slab, [0])):
+        stress = one.get_stress()[components]
+        expected = calculate_numerical_stress(one, eps=1e-5)[components]
+        assert stress == pytest.approx(expected, abs=1e-7, rel=1e-5)
+        assert np.abs(stress).max() > 1e-4
     slab.set_cell(slab.cell.array * [[1], [1], [0]])
     with pytest.raises(PropertyNotImplementedError):
         slab.get_stress()
@@ -93,15 +78,10 @@ def test_the_hessian_is_the_derivative_of_the_forces(atoms, monkeypatch):
     """Central differences of step 1e-4, with any number of atoms large enough to be sorted."""
     monkeypatch.setattr("eqfuse.data.neighbors.LARGE", 2)
     atoms.rattle(0.3, seed=3)
-    found, step = eqfuse.hessian(atoms), 1e-4
+    found = eqfuse.hessian(atoms)
     assert (np.diff(atoms.calc._evaluator.listed.order) < 0).any()
     for atom, axis in ((0, 0), (1, 2), (3, 1)):
-        forces = []
-        for sign in (1, -1):
-            moved = atoms.copy()
-            moved.positions[atom, axis] += sign * step
-            forces.append(atoms.calc.get_forces(moved))
-        slope = -(forces[0] - forces[1]) / (2 * step)
+        slope = slope_of_forces(atoms, atom, axis)
         np.testing.assert_allclose(found[atom, axis], slope, rtol=0, atol=1e-5)
         assert np.abs(slope).max() > 1e-2
     np.testing.assert_allclose(found, found.transpose(2, 3, 0, 1), rtol=0, atol=1e-9)
@@ -171,34 +151,35 @@ def test_a_copy_computes_the_same(atoms, copied):
     assert other.get_potential_energy() != atoms.get_potential_energy()
 
 
-def test_too_many_pairs_are_refused(run):
-    """A wide skin or a cell of a tenth of an Å took all memory there was."""
-    atoms = ase.build.bulk("Cu", cubic=True)
-    message = r"4 atoms in a cell .* pairs within 1e\+06 Å, .* \(a calculator adds its skin to it\)"
-    with pytest.raises(DataError, match=message):
-        eqfuse.Calculator(run, skin=1e6).get_forces(atoms)
-    atoms.set_cell(0.1 * np.eye(3))
-    atoms = Structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)
-    with pytest.raises(DataError, match=r"^structure 0: 4 atoms in a cell of .* pairs within"):
-        eqfuse.predict(run, [atoms])
+def far(z):
+    return ase.Atoms("Cu2", [[0, 0, 0], [0, 0, z]])
+
+
+CRYSTAL = ase.build.bulk("Cu", cubic=True)
+WIDE = r"4 atoms in a cell .* pairs within 1e\+06 Å, .* \(a calculator adds its skin to it\)"
 
 
 @pytest.mark.parametrize(
-    ("atoms", "message"),
+    ("atoms", "options", "message"),
     [
-        (ase.Atoms("Cu2", [[0, 0, 0], [0, 0, np.nan]]), "has diverged"),
-        (
-            ase.Atoms("Cu2", [[0, 0, 0], [0, 0, 2e6]]),
-            r"apart, .* 0 × 0 × 2e\+06 Å, .* has diverged",
-        ),
-        (ase.Atoms("Cu", pbc=True), "need linearly independent lattice vectors"),
-        (ase.Atoms(), "no atoms"),
-        (ase.build.molecule("H2O"), "H, O not among the model's species"),
+        (far(np.nan), {}, "has diverged"),
+        (far(2e6), {}, r"apart, .* 0 × 0 × 2e\+06 Å, .* has diverged"),
+        (ase.Atoms("Cu", pbc=True), {}, "need linearly independent lattice vectors"),
+        (ase.Atoms(), {}, "no atoms"),
+        (ase.build.molecule("H2O"), {}, "H, O not among the model's species"),
+        (CRYSTAL, {"skin": 1e6}, WIDE),
     ],
 )
-def test_atoms_that_cannot_be_are_refused(run, atoms, message):
+def test_calculator_refuses_atoms_that_cannot_be(run, atoms, options, message):
     with pytest.raises(DataError, match=message):
-        eqfuse.Calculator(run).get_forces(atoms)
+        eqfuse.Calculator(run, **options).get_forces(atoms)
+
+
+def test_prediction_refuses_too_many_pairs(run):
+    """A cell of a tenth of an Å took all memory there was."""
+    atoms = Structure(CRYSTAL.numbers, CRYSTAL.positions, 0.1 * np.eye(3), True)
+    with pytest.raises(DataError, match=r"^structure 0: 4 atoms in a cell of .* pairs within"):
+        eqfuse.predict(run, [atoms])
 
 
 @pytest.mark.slow
@@ -235,6 +216,7 @@ def test_isolated_atoms_have_the_energies_that_were_given(water, tmp_path):
         ({"run": ["a", "b"]}, TypeError, r"the path of one run, .* see eqfuse\.Committee"),
         ({"run": None}, TypeError, "Calculator needs a run: its folder, the name"),
         ({"run": "nowhere"}, CheckpointError, "no checkpoint"),
+        ({"run": "several"}, CheckpointError, "it holds runs: name one, such as .*seed=0"),
         ({"backend": "trito"}, ValueError, "backend 'trito' is unknown"),
         ({"which": "foo"}, ValueError, "which='foo' is unknown"),
         *(
@@ -243,7 +225,11 @@ def test_isolated_atoms_have_the_energies_that_were_given(water, tmp_path):
         ),
     ],
 )
-def test_unknown_or_impossible_arguments_are_refused_by_name(run, argument, error, message):
+def test_unknown_or_impossible_arguments_are_refused_by_name(
+    run, argument, error, message, tmp_path, monkeypatch
+):
+    (tmp_path / "several" / "seed=0" / "checkpoints").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(error, match=message):
         eqfuse.Calculator(**{"run": run} | argument)
 
@@ -273,14 +259,8 @@ def test_calculator_says_what_it_is(run):
     assert (repr(calculator), calculator.name) == (text, f"{run.name}, d3(bj,pbe)")
 
 
-def test_a_folder_of_runs_is_no_run(tmp_path):
-    (tmp_path / "seed=0" / "checkpoints").mkdir(parents=True)
-    with pytest.raises(CheckpointError, match=r"it holds runs: name one, such as .*seed=0"):
-        eqfuse.Calculator(tmp_path)
-
-
 def test_arguments_of_ase_calculators(run, tmp_path):
-    atoms = ase.build.bulk("Cu", cubic=True)
+    atoms = CRYSTAL.copy()
     calculator = eqfuse.Calculator(run, atoms=atoms, directory=tmp_path, label="copper")
     assert atoms.calc is calculator
     assert calculator.directory == str(tmp_path)
@@ -288,24 +268,23 @@ def test_arguments_of_ase_calculators(run, tmp_path):
 
 
 def test_calculator_says_once_what_no_network_reads(run):
-    atoms = ase.build.bulk("Cu", cubic=True)
+    atoms, message = CRYSTAL.copy(), "^charge, initial magnetic moments of the"
     atoms.calc = eqfuse.Calculator(run)
     atoms.get_potential_energy()  # neutral and a singlet: silent
     atoms.info["charge"] = 1
     atoms.set_initial_magnetic_moments([0.5] * 4)
-    for strain in (1.001, 1.002):
-        atoms.set_cell(strain * atoms.cell.array, scale_atoms=True)
-        if strain == 1.001:
-            with pytest.warns(UserWarning, match="^charge, initial magnetic moments of the"):
-                atoms.get_potential_energy()
+    atoms.set_cell(1.001 * atoms.cell.array, scale_atoms=True)
+    with pytest.warns(UserWarning, match=message):
         atoms.get_potential_energy()
-    with pytest.warns(UserWarning, match="^charge, initial magnetic moments of the"):
+    atoms.set_cell(1.002 * atoms.cell.array, scale_atoms=True)
+    atoms.get_potential_energy()
+    with pytest.warns(UserWarning, match=message):
         eqfuse.predict(run, atoms)
 
 
-def test_a_crystal_without_a_cell_is_said_where_frames_were_periodic(run, tmp_path):
+def test_a_crystal_without_a_cell_is_said_where_frames_were_periodic(run, untrained):
     """A network that was converted does not know what it was trained on."""
-    crystal = ase.build.bulk("Cu", cubic=True).repeat((2, 1, 1))
+    crystal = CRYSTAL.repeat((2, 1, 1))
     crystal.calc = eqfuse.Calculator(run)
     crystal.get_potential_energy()
     bare = ase.Atoms(crystal.numbers, crystal.positions, calculator=crystal.calc)
@@ -313,7 +292,7 @@ def test_a_crystal_without_a_cell_is_said_where_frames_were_periodic(run, tmp_pa
         bare.get_potential_energy()
     bare.rattle(0.01)
     bare.get_potential_energy()
-    bare.calc = eqfuse.Calculator(untrained_run(tmp_path))
+    bare.calc = eqfuse.Calculator(untrained())
     bare.get_potential_energy()
     crystal.pbc = False
     with pytest.warns(UserWarning, match="^atoms 0 has a lattice and pbc F F F: should it be"):

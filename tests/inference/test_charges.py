@@ -12,7 +12,6 @@ from ase.calculators.fd import calculate_numerical_forces, calculate_numerical_s
 
 import eqfuse
 from eqfuse.certify.subjects import Run
-from eqfuse.cli import main
 from eqfuse.data import DataError
 from eqfuse.inference.evaluator import Evaluator
 from eqfuse.inference.network import Network
@@ -20,7 +19,8 @@ from eqfuse.inference.predict import as_structures
 from eqfuse.models.ewald import CONSTANT, LatentEwald
 from eqfuse.runs.errors import ConfigError
 from eqfuse.train.dispersion import Dispersion
-from tests.lammps.untrained import FIELDS, untrained_run
+from tests.inference.conftest import slope_of_forces
+from tests.lammps.untrained import FIELDS
 from tests.models.test_ewald import E2, written_out
 
 # charges of a few tenths of e, as trained networks have
@@ -28,19 +28,10 @@ LES = LatentEwald(scale=1.0, charges=2)
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory):
+def runs(untrained):
     """Return a function of a network to the folder of a run with charges."""
-    made = {}
-
-    def run_of(model="nequip", long_range=LES, **options):
-        key = model, long_range, *options.items()
-        if key not in made:
-            folder = tmp_path_factory.mktemp("charged")
-            given = {"numbers": (11, 17), "layers": 1, "radial": "network"} | options
-            made[key] = untrained_run(folder, model, long_range=long_range, **given)
-        return made[key]
-
-    return run_of
+    usual = {"numbers": (11, 17), "layers": 1, "radial": "network", "long_range": LES}
+    return lambda model="nequip", **options: untrained(model, **usual | options)
 
 
 @pytest.fixture
@@ -110,13 +101,8 @@ def test_derivatives_are_differences_of_energies(runs, salt, periodic):
         np.testing.assert_allclose(atoms.get_stress(), stress, atol=1e-7)
     with pytest.raises(PropertyNotImplementedError):
         atoms.get_stresses()
-    hessian, columns = eqfuse.hessian(atoms), []
-    for sign in (1, -1):
-        moved = atoms.copy()
-        moved.calc = atoms.calc
-        moved.positions[3, 1] += sign * 1e-4
-        columns.append(moved.get_forces())
-    np.testing.assert_allclose(hessian[3, 1], (columns[1] - columns[0]) / 2e-4, atol=1e-5)
+    hessian = eqfuse.hessian(atoms)
+    np.testing.assert_allclose(hessian[3, 1], slope_of_forces(atoms, 3, 1), atol=1e-5)
     np.testing.assert_allclose(hessian[3, 1, 0], hessian[0, :, 3, 1], atol=1e-8)
 
 
@@ -181,11 +167,10 @@ def test_programs_of_near_atoms_refuse_charges(runs):
         network.require("eqfuse in LAMMPS")
 
 
-def test_latent_charges_are_written(runs, salt, tmp_path, capsys):
+def test_latent_charges_are_written(runs, salt, tmp_path, command):
     source, out = tmp_path / "in.xyz", tmp_path / "out.xyz"
     ase.io.write(source, [salt, free(salt)], format="extxyz")
-    assert main(["predict", str(runs()), str(source), str(out)]) == 0
-    capsys.readouterr()
+    command("predict", runs(), source, out)
     for atoms, place in zip(ase.io.read(out, ":"), (salt, free(salt)), strict=True):
         _, charges = short_and_charges(runs(), place)
         np.testing.assert_allclose(atoms.arrays["latent_charges"], charges, atol=1e-7)

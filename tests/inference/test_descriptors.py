@@ -9,14 +9,13 @@ from scipy.spatial.transform import Rotation
 
 import eqfuse
 from eqfuse.inference.network import Network
-from tests.lammps.untrained import untrained_run
 
 WIDTHS = {"nequip": 4, "mace": 4, "allegro": 8}  # scalars of a layer
 
 
 @pytest.fixture(scope="module", params=sorted(WIDTHS))
-def network(request, tmp_path_factory):
-    return Network(untrained_run(tmp_path_factory.mktemp("runs"), request.param))
+def network(request, untrained):
+    return Network(untrained(request.param))
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +60,8 @@ def test_all_irreps_turn_with_the_atoms(network, atoms, rng):
 
 
 @pytest.mark.slow
-def test_the_calculator_gives_them_by_the_name_of_mace(tmp_path, atoms):
-    run = untrained_run(tmp_path, "mace")
-    other = atoms.copy()
+def test_the_calculator_gives_them_by_the_name_of_mace(untrained, atoms):
+    run, other = untrained("mace"), atoms.copy()
     other.calc = eqfuse.Calculator(run)
     expected = eqfuse.descriptors(run, [atoms, atoms[:3]])
     assert [f.shape[0] for f in expected] == [7, 3]

@@ -10,10 +10,10 @@ from ase.calculators.calculator import PropertyNotImplementedError
 from ase.calculators.mixing import SumCalculator
 
 import eqfuse
-from eqfuse.cli import main
 from eqfuse.data import DataError, Structure
 from eqfuse.runs.errors import ConfigError
 from eqfuse.train.dispersion import Dispersion
+from tests.inference.conftest import slope_of_forces
 
 dftd3 = pytest.importorskip("dftd3.ase")
 
@@ -63,18 +63,17 @@ def test_predictions_of_several_structures_have_it(run, atoms, dimer):
     np.testing.assert_allclose(predicted[0].stress, expected, rtol=0, atol=1e-10)
 
 
-def test_commands_name_it_in_what_they_write(run, atoms, tmp_path, capsys):
-    source, out = tmp_path / "in.xyz", tmp_path / "out.xyz"
+def test_commands_name_it_in_what_they_write(run, atoms, tmp_path, command):
+    source, out, relaxed = (tmp_path / f"{name}.xyz" for name in ("in", "out", "relaxed"))
     ase.io.write(source, atoms.copy())
-    assert main(["predict", str(run), str(source), str(out), "--dispersion", "d3(bj)"]) == 0
-    assert "dispersion d3(bj,pbe), by dftd3 on the CPU" in capsys.readouterr().out
+    printed = command("predict", run, source, out, "--dispersion", "d3(bj)").out
+    assert "dispersion d3(bj,pbe), by dftd3 on the CPU" in printed
     frame = ase.io.read(out)
     assert frame.info["dispersion"] == "d3(bj,pbe)"
     atoms.calc = eqfuse.Calculator(run, dispersion="d3(bj)")
     assert frame.get_potential_energy() == pytest.approx(atoms.get_potential_energy())
-    relaxed = tmp_path / "relaxed.xyz"
-    main(["relax", str(run), str(source), str(relaxed), "dispersion=d3(bj)", "fmax=0.1"])
-    assert "with d3(bj,pbe)" in capsys.readouterr().out
+    printed = command("relax", run, source, relaxed, "dispersion=d3(bj)", "fmax=0.1").out
+    assert "with d3(bj,pbe)" in printed
     assert ase.io.read(relaxed).info["dispersion"] == "d3(bj,pbe)"
 
 
@@ -171,13 +170,8 @@ def test_a_committee_has_the_mean_of_them(committee, atoms):
 def test_the_hessian_has_it(run, dimer):
     """It is that of the differences of all forces."""
     dimer.calc = eqfuse.Calculator(run, dispersion="d3(bj)", dtype="float64", radial="network")
-    found, step = eqfuse.hessian(dimer), 1e-3
-    for k in range(6):
-        ends = []
-        for sign in (1, -1):
-            moved = dimer.copy()
-            moved.positions.reshape(-1)[k] += sign * step
-            ends.append(dimer.calc.get_forces(moved))
-        expected = (ends[1] - ends[0]) / (2 * step)
-        np.testing.assert_allclose(found.reshape(6, 2, 3)[k], expected, rtol=0, atol=2e-5)
+    found = eqfuse.hessian(dimer)
+    for k in np.ndindex(2, 3):
+        expected = slope_of_forces(dimer, *k, step=1e-3)
+        np.testing.assert_allclose(found[k], expected, rtol=0, atol=2e-5)
     assert np.abs(found - eqfuse.hessian(run, dimer)).max() > 1e-3

@@ -2,7 +2,6 @@ import argparse
 import dataclasses
 import shutil
 
-import ase.build
 import ase.io
 import matplotlib.image
 import numpy as np
@@ -13,14 +12,12 @@ from eqfuse import Calculator
 from eqfuse.data import Structure
 from eqfuse.data.group_errors import error_table
 from eqfuse.inference.commands import label_keys
-from eqfuse.inference.evaluate import main as evaluate
-from tests.lammps.untrained import untrained_run
-from tests.small_runs import rows_of
+from tests.small_runs import copper_cell, rows_of
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    return untrained_run(tmp_path_factory.mktemp("runs"), numbers=(1, 8))
+def run(untrained):
+    return untrained(numbers=(1, 8))
 
 
 @pytest.fixture
@@ -64,11 +61,10 @@ def test_stress_errors(rng):
 
 
 @pytest.mark.usefixtures("pictures")
-def test_errors_are_those_of_the_labels_that_are_known(run, typed, tmp_path, capsys):
+def test_errors_are_those_of_the_labels_that_are_known(run, typed, tmp_path, command):
     """With the numbers of frames that have each label, in every group."""
     whole, out, frames = tmp_path / "whole", tmp_path / "out", ase.io.read(typed, ":")
-    assert evaluate([str(run), str(typed), "--out", str(whole)]) == 0
-    printed = capsys.readouterr().out
+    printed = command("evaluate", run, typed, "--out", whole).out
     assert "config_type slab[/x]" in printed
     assert "of 20 frames" not in printed
     predictions = ase.io.read(whole / "predictions.xyz", ":")
@@ -97,9 +93,8 @@ def test_errors_are_those_of_the_labels_that_are_known(run, typed, tmp_path, cap
         for atoms in some:
             del atoms.calc.results[name]
     ase.io.write(file, frames, format="extxyz")
-    assert evaluate([str(run), str(file), "--out", str(out)]) == 0
-    counts = "energy in 13 of 20 frames\nforces in 17 of 20 frames\n"
-    assert counts in capsys.readouterr().out
+    printed = command("evaluate", run, file, "--out", out).out
+    assert "energy in 13 of 20 frames\nforces in 17 of 20 frames\n" in printed
     rows = grouped(out)
     for group, counts in (
         ("all", ("20", "13", "17")),
@@ -115,67 +110,53 @@ def test_errors_are_those_of_the_labels_that_are_known(run, typed, tmp_path, cap
     assert "reference_energy" not in predictions[5].info
 
 
-def test_a_file_without_energies(run, water, tmp_path, capsys):
+def test_a_file_without_energies(run, water, tmp_path, command):
     frames, file, out = ase.io.read(water, ":"), tmp_path / "forces.xyz", tmp_path / "out"
 
-    def evaluated(out, *more):
+    def evaluated(*more, code=0):
         ase.io.write(file, frames, format="extxyz")
-        code = evaluate([str(run), str(file), "--out", str(out), *more])
-        return code, *capsys.readouterr()
+        return command("evaluate", run, file, "--out", *more, code=code)
 
     for atoms in frames:
         atoms.info["other"] = atoms.calc.results.pop("energy")
-    code, printed, _ = evaluated(out)
-    assert code == 0
-    assert (
-        "energy in 0 of 20 frames: no energy under the key 'energy'; candidates: other" in printed
-    )
+    message = "energy in 0 of 20 frames: no energy under the key 'energy'; candidates: other"
+    assert message in evaluated(out).out
     row = grouped(out)["all"]
     assert row["energy_mae_mev_per_atom"] == ""
     assert float(row["forces_mae_mev_per_a"]) > 0
-    code, _, error = evaluated(tmp_path / "no", "--energy-key", "E")
-    assert code == 2
-    assert "in none of 20 frames: no energy under the key 'E'" in error
+    message = "in none of 20 frames: no energy under the key 'E'"
+    assert message in evaluated(tmp_path / "no", "--energy-key", "E", code=2).err
     for atoms in frames:
         del atoms.calc.results["forces"]
-    code, _, error = evaluated(tmp_path / "no")
-    assert code == 2
-    assert "no energy under the key 'energy'" in error
+    assert "no energy under the key 'energy'" in evaluated(tmp_path / "no", code=2).err
     assert not (tmp_path / "no").exists()
 
 
-def test_isolated_atoms_are_left_out(run, water, tmp_path, capsys):
-    frames, file = ase.io.read(water, ":3"), tmp_path / "atoms.xyz"
+def test_isolated_atoms_are_left_out(run, water, tmp_path, command):
+    frames, file, out = ase.io.read(water, ":3"), tmp_path / "atoms.xyz", tmp_path / "out"
     atom = ase.Atoms("H", info={"config_type": "IsolatedAtom", "energy": 3.0})
     ase.io.write(file, [atom, *frames], format="extxyz")
-    assert evaluate([str(run), str(file), "--out", str(tmp_path / "out")]) == 0
-    assert "left out: 1" in capsys.readouterr().out
-    assert len(ase.io.read(tmp_path / "out" / "predictions.xyz", ":")) == 3
-    unknown = frames[1].copy()
-    unknown.numbers[0] = 47
-    unknown.calc = frames[1].calc
-    ase.io.write(tmp_path / "silver.xyz", [atom, frames[0], unknown], format="extxyz")
-    assert evaluate([str(run), str(tmp_path / "silver.xyz")]) == 2
-    assert f"{tmp_path / 'silver.xyz'}, frame 2: Ag" in capsys.readouterr().err
+    assert "left out: 1" in command("evaluate", run, file, "--out", out).out
+    assert len(ase.io.read(out / "predictions.xyz", ":")) == 3
+    frames[1].numbers[0] = 47  # also of its labels
+    ase.io.write(file, [atom, *frames[:2]], format="extxyz")
+    assert f"{file}, frame 2: Ag" in command("evaluate", run, file, code=2).err
     ase.io.write(file, [atom], format="extxyz")
-    assert evaluate([str(run), str(file), "--out", str(tmp_path / "out")]) == 2
-    assert "isolated atoms only" in capsys.readouterr().err
+    assert "isolated atoms only" in command("evaluate", run, file, "--out", out, code=2).err
 
 
-def test_results_of_another_file_of_the_same_name_are_kept(run, typed, tmp_path, capsys):
+def test_results_of_another_file_of_the_same_name_are_kept(run, typed, tmp_path, command):
     other = tmp_path / "elsewhere" / typed.name
     other.parent.mkdir()
     shutil.copy(typed, other)
     for _ in range(2):
-        assert evaluate([str(run), str(typed)]) == 0
+        command("evaluate", run, typed)
     folder = run / "evaluation-md.300K"
     assert (folder / "file.txt").read_text().strip() == str(typed)
     before = (folder / "errors.csv").stat()
-    capsys.readouterr()
-    assert evaluate([str(run), str(other)]) == 2
-    assert "with out=" in capsys.readouterr().err
+    assert "with out=" in command("evaluate", run, other, code=2).err
     assert (folder / "errors.csv").stat() == before
-    assert evaluate([str(run), str(other), "--out", str(tmp_path / "out")]) == 0
+    command("evaluate", run, other, "--out", tmp_path / "out")
 
 
 def test_labels_are_those_of_the_training(capsys):
@@ -186,13 +167,13 @@ def test_labels_are_those_of_the_training(capsys):
     assert "energy under the key 'dft_energy'" in capsys.readouterr().out
 
 
-def test_a_network_is_one_file_for_the_calculator_and_for_evaluation(run, water, tmp_path):
+def test_a_network_is_one_file_for_the_calculator_and_for_evaluation(run, water, tmp_path, command):
     """As it is sent to someone who has no folder of the run."""
     file = shutil.copy(run / "checkpoints" / "best.safetensors", tmp_path / "water.safetensors")
     atoms = ase.io.read(water, 0)
     energies = [Calculator(network).get_potential_energy(atoms) for network in (run, file)]
     assert energies[0] == energies[1]
-    assert evaluate([str(file), str(water)]) == 0
+    command("evaluate", file, water)
     assert (tmp_path / f"evaluation-{water.stem}" / "errors.csv").exists()
 
 
@@ -200,22 +181,20 @@ def test_a_network_is_one_file_for_the_calculator_and_for_evaluation(run, water,
     ("factor", "expected"), [(1, None), (-1, "as of the opposite sign"), (1602.18, "as in kbar")]
 )
 def test_stress_that_fits_better_of_another_sign_or_unit(
-    trained, tmp_path, capsys, rng, factor, expected
+    trained, tmp_path, command, rng, factor, expected
 ):
     """The labels are the network's own, and the stress has another sign or unit."""
     frames, calculator = [], Calculator(trained)
-    for _ in range(8):
-        atoms = ase.build.bulk("Cu", cubic=True)
+    for seed in range(8):
+        atoms = copper_cell(seed=seed)
         strain = np.eye(3) + 0.02 * rng.normal(size=(3, 3))
         atoms.set_cell(atoms.cell.array @ strain, scale_atoms=True)
-        atoms.rattle(0.05, rng=rng)
         names = ("energy", "forces", "stress")
         labels = {name: calculator.get_property(name, atoms) for name in names}
         labels["stress"] = factor * labels["stress"]
         atoms.calc = SinglePointCalculator(atoms, **labels)
         frames.append(atoms)
-    file, out = tmp_path / "labelled.xyz", str(tmp_path / "out")
+    file = tmp_path / "labelled.xyz"
     ase.io.write(file, frames, format="extxyz")
-    assert evaluate([str(trained), str(file), "--out", out]) == 0
-    shown = capsys.readouterr().err
+    shown = command("evaluate", trained, file, "--out", tmp_path / "out").err
     assert f"times better {expected}" in shown if expected else shown == ""

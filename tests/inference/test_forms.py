@@ -1,24 +1,26 @@
-"""What public functions are given: structures in every form."""
+"""What public functions and commands are given: every form, and what they do not use."""
 
-import ase.build
 import ase.db
 import ase.io
 import numpy as np
 import pytest
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.constraints import FixAtoms
 
 import eqfuse
 from eqfuse import md
 from eqfuse.data import DataError
 from eqfuse.data.readers import indexed
+from eqfuse.data.readers.ase_files import keep
 from eqfuse.distill import rounds
 from eqfuse.inference.uncertainty import fit
+from tests.small_runs import copper_cell
 
 
 @pytest.fixture(scope="module")
 def two():
     """Return a crystal, and one that is stretched."""
-    crystal = ase.build.bulk("Cu", cubic=True)
-    crystal.rattle(0.05, seed=1)
+    crystal = copper_cell(seed=1)
     other = crystal.copy()
     other.set_cell(1.02 * crystal.cell.array, scale_atoms=True)
     return [crystal, other]
@@ -44,10 +46,10 @@ SEVERAL = {
     "trajectory": lambda two, folder: ase.io.Trajectory(_written(two, folder, "two.traj")),
     "rows": _database,
     "path": lambda two, folder: _written(two, folder, "two.xyz"),
-    "files": lambda two, folder: (
-        [str(_written([a], folder, f"{len(a)}.xyz")) for a in two[:1]]
-        + [_written(two[1:], folder, "other.xyz")]
-    ),
+    "files": lambda two, folder: [
+        str(_written(two[:1], folder, "one.xyz")),
+        _written(two[1:], folder, "other.xyz"),
+    ],
     "index": lambda two, folder: f"{_written([*two, two[0]], folder, 'three.xyz')}@:2",
     "structures": lambda two, folder: [eqfuse.data.of_atoms(atoms) for atoms in two],
 }
@@ -60,9 +62,9 @@ ONE = {
 def _of_dynamics(run, given, folder):
     settings = {"steps": 1, "temperature": 0, "frames": "all", "run": str(folder / "md")}
     last = md.run(run, given, **settings)
-    frames = [last] if isinstance(last, ase.Atoms) else last
-    energies = [atoms.get_potential_energy() for atoms in frames]
-    return energies[0] if isinstance(last, ase.Atoms) else energies
+    if isinstance(last, ase.Atoms):
+        return last.get_potential_energy()
+    return [atoms.get_potential_energy() for atoms in last]
 
 
 # each returns numbers of a structure, or a list of them, in the form of the function's own results
@@ -78,7 +80,7 @@ FUNCTIONS = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_function_takes_every_form(name, trained, two, tmp_path):
     call = FUNCTIONS[name]
-    expected = [call(trained, atoms, tmp_path / f"{k}") for k, atoms in _in(two, tmp_path)]
+    expected = [call(trained, atoms, tmp_path / f"{k}") for k, atoms in enumerate(two)]
     in_list = isinstance(expected[0], list)
     assert not np.allclose(*expected)
     for form, make in (SEVERAL | ONE).items():
@@ -99,12 +101,6 @@ def test_every_function_takes_every_form(name, trained, two, tmp_path):
             call(trained, wrong, tmp_path)
     with pytest.raises(TypeError, match=r"(a network|run) must be"):
         call(3, two[0], tmp_path)
-
-
-def _in(frames, folder):
-    for k, atoms in enumerate(frames):
-        (folder / f"{k}").mkdir()
-        yield k, atoms
 
 
 @pytest.mark.parametrize(
@@ -133,11 +129,119 @@ def test_frames_of_a_fit_may_be_atoms(trained, copper):
     frames = ase.io.read(copper, ":")
     of_file, of_atoms = fit(trained, copper, copper), fit(trained, iter(frames), (*frames,))
     assert of_atoms == of_file
-    fitted = trained / "uncertainty.npz"
-    fitted.unlink()
+    (trained / "uncertainty.npz").unlink()
 
 
 def test_a_start_of_distillation_may_have_an_index(two, tmp_path):
     file = _written(two, tmp_path, "two.xyz")
     [start] = rounds.read_frames(f"{file}@1")
     np.testing.assert_allclose(start.cell.array, two[1].cell.array)
+
+
+@pytest.fixture
+def run(untrained):
+    return untrained(numbers=(29,))
+
+
+@pytest.fixture
+def given():
+    """Return a crystal with identifiers, columns, a label of another name, and results."""
+    atoms = copper_cell(seed=1)
+    atoms.info |= {"material_id": "demo-17", "note": "two words", "REF_energy": 2.0}
+    atoms.arrays |= {"site": np.arange(4), "REF_forces": np.ones((4, 3))}
+    atoms.set_tags([0, 0, 1, 1])
+    labels = {"energy": 1.5, "forces": np.full((4, 3), 0.25), "stress": np.ones(6)}
+    atoms.calc = SinglePointCalculator(atoms, **labels, dipole=np.arange(3.0), free_energy=1.5)
+    return atoms
+
+
+def _has_what_was_given(atoms, given):
+    assert atoms.info["material_id"] == "demo-17"
+    assert atoms.info["note"] == "two words"
+    np.testing.assert_array_equal(atoms.arrays["site"], given.arrays["site"])
+    np.testing.assert_array_equal(atoms.get_tags(), given.get_tags())
+
+
+@pytest.mark.parametrize(
+    ("name", "out", "written"),
+    [("predict", "out.xyz", "out.xyz"), ("evaluate", "out=out", "out/predictions.xyz")],
+)
+def test_predictions_keep_what_the_file_has(
+    name, out, written, run, given, tmp_path, monkeypatch, command
+):
+    monkeypatch.chdir(tmp_path)
+    given.set_constraint(FixAtoms([2]))
+    given.info["reference_energy"] = 7.0
+    ase.io.write("in.xyz", [given, given[:3]])
+    expected, _ = eqfuse.predict(run, [given, given[:3]])
+    printed = command(name, run, "in.xyz", out).out
+    first, _ = ase.io.read(written, ":")
+    _has_what_was_given(first, given)
+    assert first.info["REF_energy"] == 2.0
+    assert first.info["reference_energy"] == 1.5
+    np.testing.assert_array_equal(first.arrays["reference_forces"], 0.25)
+    [constraint] = first.constraints
+    assert constraint.index.tolist() == [2]
+    assert "constraints are kept" in printed
+    np.testing.assert_allclose(first.calc.results["forces"], expected.forces, atol=1e-7)
+    assert set(first.calc.results) == {"energy", "energies", "forces", "stress"}
+    for name in ("dipole", "free_energy", "reference_energy"):
+        assert f"{name} as input_{name}" in printed
+    np.testing.assert_array_equal(first.info["input_dipole"], np.arange(3.0))
+    assert first.info["input_reference_energy"] == 7.0
+
+
+def test_what_moves_keeps_no_labels(run, given, tmp_path, capsys, command):
+    """And a simulation that goes on has the frames of one without interruption."""
+    given.info["step"] = 5
+    ase.io.write(tmp_path / "in.xyz", given)
+    how = {"temperature": 30, "save_every": 1}
+    for name, steps in (("whole", 4), ("part", 2)):
+        md.run(run, tmp_path / "in.xyz", steps=steps, run=str(tmp_path / name), **how)
+    printed = capsys.readouterr().out
+    assert "REF_energy, REF_forces of the start may be labels" in printed
+    assert "step as input_step" in printed
+    last = md.resume(tmp_path / "part", steps=4)
+    texts = [(tmp_path / n / "trajectory.xyz").read_text() for n in ("whole", "part")]
+    assert texts[0] == texts[1]
+    command("relax", run, tmp_path / "in.xyz", tmp_path / "out.xyz")
+    frames = ase.io.read(tmp_path / "part" / "trajectory.xyz", ":")
+    for atoms in (*frames, last, ase.io.read(tmp_path / "out.xyz")):
+        _has_what_was_given(atoms, given)
+        assert not {*atoms.info, *atoms.arrays} & {"REF_energy", "REF_forces"}
+        assert not np.allclose(atoms.calc.results["forces"], 0.25)
+    assert [(a.info["step"], a.info["input_step"]) for a in frames] == [(k, 5) for k in range(5)]
+    assert last.info["step"] == 4
+
+
+@pytest.mark.parametrize("suffix", [".cif", ".vasp", ".pdb", ".gen", ".cfg", ".xsf"])
+@pytest.mark.parametrize("name", ["predict", "relax"])
+def test_formats_without_results_are_refused(name, suffix, run, given, tmp_path, command):
+    """Before anything is computed."""
+    ase.io.write(tmp_path / "in.xyz", given)
+    out = tmp_path / f"out{suffix}"
+    error = command(name, run, tmp_path / "in.xyz", out, code=2).err
+    assert "hold no energy" in error
+    assert ".xyz, .traj, .db or .json" in error
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("suffix", "dropped"), [(".traj", {"site"}), (".db", {"site", "note"}), (".json", {"site"})]
+)
+def test_what_a_format_drops_is_named(suffix, dropped, run, given, tmp_path, command):
+    ase.io.write(tmp_path / "in.xyz", given)
+    out = tmp_path / f"out{suffix}"
+    error = command("predict", run, tmp_path / "in.xyz", out).err
+    names = error.partition(" drops ")[2].partition(";")[0].split(", ")
+    assert {"reference_forces", *dropped} <= {*names}
+    read = ase.io.read(out)
+    assert not {*names} & {*read.info, *read.arrays, *read.calc.results}
+
+
+def test_what_extended_xyz_cannot_write_is_kept_as_text(given, tmp_path):
+    """ASE leaves it out otherwise; its builders put such values there."""
+    made, given.info["slab"] = ase.Atoms("H"), {"cell": np.eye(2)}
+    assert keep(made, given[:1]) == {}
+    ase.io.write(tmp_path / "out.xyz", made)
+    assert "array([[1., 0.]" in ase.io.read(tmp_path / "out.xyz").info["slab"]

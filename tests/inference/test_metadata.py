@@ -1,6 +1,5 @@
 """Files of networks with wrong metadata or weights: one sentence, before anything is built."""
 
-import copy
 import re
 
 import ase.build
@@ -9,17 +8,16 @@ import numpy as np
 import pytest
 
 import eqfuse
-from eqfuse import cli
 from eqfuse.runs import files
 from eqfuse.runs.checkpoint import read_checkpoint
 from eqfuse.runs.errors import CheckpointError, ConfigError
 from eqfuse.train.settings.options import from_plain
-from tests.lammps.untrained import untrained_run
 
 
-@pytest.fixture(scope="module")
-def network(tmp_path_factory):
-    [file] = untrained_run(tmp_path_factory.mktemp("runs")).glob("**/best.safetensors")
+@pytest.fixture
+def network(untrained):
+    """Return the arrays and the metadata of a network, which a test may change."""
+    [file] = untrained().glob("**/best.safetensors")
     arrays, metadata = files.read_file(file)
     return arrays, {k: v for k, v in metadata.items() if k not in ("format", "arrays_sha256")}
 
@@ -51,8 +49,8 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_metadata_of_wrong_types_or_sizes_are_one_sentence(network, tmp_path, capsys, name):
-    arrays, metadata = network[0], copy.deepcopy(network[1])
+def test_metadata_of_wrong_types_or_sizes_are_one_sentence(network, tmp_path, command, name):
+    arrays, metadata = network
     group, key, value = CHANGES[name]
     if key is None:
         metadata[group] = value
@@ -63,13 +61,12 @@ def test_metadata_of_wrong_types_or_sizes_are_one_sentence(network, tmp_path, ca
     with pytest.raises(CheckpointError) as error:
         eqfuse.Calculator(path)
     assert "\n" not in str(error.value)
-    assert cli.main(["info", str(path)]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    assert command("info", path, code=2).err.count("\n") == 1
 
 
 def test_allegro_of_old_versions_is_refused_by_the_version_that_reads_it(network, tmp_path):
     """As a network, and as the start of a training, which reads the settings of the run first."""
-    arrays, metadata = network[0], copy.deepcopy(network[1])
+    arrays, metadata = network
     metadata["model"] = "allegro"
     metadata["model_fields"]["latent_activation"] = True
     metadata["config"]["model"] |= {"name": "allegro", "latent_activation": True}
@@ -82,14 +79,6 @@ def test_allegro_of_old_versions_is_refused_by_the_version_that_reads_it(network
         from_plain(metadata["config"], path)
 
 
-def _transposed(array):
-    return array.T.copy()
-
-
-def _twice(array):
-    return np.concatenate([array] * 2)
-
-
 DAMAGED = "is damaged: its parameter {} is missing or has another shape"
 
 
@@ -97,14 +86,15 @@ DAMAGED = "is damaged: its parameter {} is missing or has another shape"
     ("change", "text"),
     [
         (None, DAMAGED),
-        (_transposed, DAMAGED),
-        (_twice, DAMAGED),
+        (lambda array: array.T.copy(), DAMAGED),
+        (lambda array: np.concatenate([array] * 2), DAMAGED),
         (lambda array: array * np.nan, "{} is not finite"),
     ],
+    ids=["absent", "transposed", "twice", "not finite"],
 )
-def test_wrong_weights_are_refused(network, tmp_path, capsys, change, text):
+def test_wrong_weights_are_refused(network, tmp_path, command, change, text):
     """Also where the digests are right; by calculators, and as the start of a training."""
-    arrays, metadata = dict(network[0]), network[1]
+    arrays, metadata = network
     name = max(arrays, key=lambda name: arrays[name].ndim == 2 and np.ptp(arrays[name].shape))
     array = arrays.pop(name)
     arrays |= {} if change is None else {name: change(array)}
@@ -114,17 +104,16 @@ def test_wrong_weights_are_refused(network, tmp_path, capsys, change, text):
     with pytest.raises(CheckpointError, match=re.escape(text)):
         eqfuse.Calculator(broken)
     ase.io.write(frames, ase.build.bulk("Cu", cubic=True))
-    assert cli.main(["predict", str(broken), str(frames), str(out)]) == 2
-    assert text in capsys.readouterr().err
+    assert text in command("predict", broken, frames, out, code=2).err
     assert not out.exists()
     with pytest.raises(CheckpointError, match=re.escape(text)):
         read_checkpoint(broken, ("best", "last"))
 
 
 def test_weights_of_another_network_than_the_metadata_are_refused(network, tmp_path):
-    metadata = copy.deepcopy(network[1])
+    arrays, metadata = network
     metadata["model_fields"]["channels"] *= 2
     broken = tmp_path / "broken.safetensors"
-    broken.write_bytes(files.encode(network[0], metadata))
+    broken.write_bytes(files.encode(arrays, metadata))
     with pytest.raises(CheckpointError, match=f"{broken} is damaged: its parameters are not those"):
         eqfuse.predict(broken, ase.build.bulk("Cu", cubic=True))

@@ -1,12 +1,12 @@
-"""Predictions of a run and of a committee, in Python and by `eqfuse predict`."""
+"""Predictions of a run and of a committee, errors against spread, and frames that are selected."""
 
 import ase.build
 import ase.io
+import matplotlib.image
 import numpy as np
 import pytest
 
 import eqfuse
-from eqfuse.cli import main as eqfuse_command
 from eqfuse.data import DataError, read_structures
 from eqfuse.inference.network import find_runs, load_networks
 from eqfuse.runs.errors import CheckpointError
@@ -22,18 +22,18 @@ def unlabelled(copper, tmp_path):
     return tmp_path / "unlabelled.xyz"
 
 
-def test_a_file_has_what_the_calculator_gives(committee, unlabelled, tmp_path, capsys, monkeypatch):
+def test_a_file_has_what_the_calculator_gives(
+    committee, unlabelled, tmp_path, command, monkeypatch
+):
     """To the digits that extended XYZ has: all of the energy, 8 decimals for each atom."""
     monkeypatch.chdir(tmp_path)
     run = committee / "seed=0"
-    assert eqfuse_command(["predict", str(run), str(unlabelled)]) == 0
-    assert "4 frames of 24 atoms" in capsys.readouterr().out
+    assert "4 frames of 24 atoms" in command("predict", run, unlabelled).out
     frames = ase.io.read(tmp_path / "unlabelled-predicted.xyz", ":")
     for atoms, found in zip(ase.io.read(unlabelled, ":"), frames, strict=True):
         atoms.calc = eqfuse.Calculator(run)
-        assert found.get_potential_energy() == pytest.approx(
-            atoms.get_potential_energy(), abs=1e-12
-        )
+        energy = atoms.get_potential_energy()
+        assert found.get_potential_energy() == pytest.approx(energy, abs=1e-12)
         np.testing.assert_allclose(found.get_forces(), atoms.get_forces(), rtol=0, atol=1e-8)
         energies = found.calc.results["energies"]
         np.testing.assert_allclose(energies, atoms.get_potential_energies(), rtol=0, atol=1e-8)
@@ -44,21 +44,14 @@ def test_a_file_has_what_the_calculator_gives(committee, unlabelled, tmp_path, c
 
 
 @pytest.mark.parametrize("suffix", [".xyz", ".traj", ".db"])
-def test_formats_are_chosen_by_the_suffix(committee, copper, tmp_path, suffix):
-    """And replaced, not added to; labels of the file are references in extended XYZ."""
+def test_formats_are_chosen_by_the_suffix(committee, copper, tmp_path, command, suffix):
+    """And replaced, not added to."""
     out, run = tmp_path / f"out{suffix}", committee / "seed=0"
-    expected, given = eqfuse.predict(run, copper), ase.io.read(copper, ":")
     for _ in range(2):
-        assert eqfuse_command(["predict", str(run), str(copper), str(out)]) == 0
-    for s, p in zip(read_structures(out), expected, strict=True):
+        command("predict", run, copper, out)
+    for s, p in zip(read_structures(out), eqfuse.predict(run, copper), strict=True):
         assert s.energy == pytest.approx(p.energy, abs=1e-12)
         np.testing.assert_allclose(s.forces, p.forces, atol=1e-8)
-    for found, labelled in zip(
-        ase.io.read(out, ":") if suffix == ".xyz" else [], given, strict=False
-    ):
-        assert found.info["reference_energy"] == labelled.get_potential_energy()
-        forces = found.arrays["reference_forces"]
-        np.testing.assert_allclose(forces, labelled.get_forces(), atol=1e-8)
 
 
 def test_atoms_are_predicted_without_their_labels(committee, copper):
@@ -88,7 +81,7 @@ def test_a_name_of_several_runs_is_all_of_them(committee, tmp_path):
         load_networks([committee / "seed=0", committee / "seed=0"])
 
 
-def test_bad_input_is_refused_in_one_line(committee, unlabelled, water, tmp_path, capsys):
+def test_bad_input_is_refused_in_one_line(committee, unlabelled, water, tmp_path, command):
     run, xyz = committee / "seed=0", tmp_path / "out.xyz"
     for arguments, part in (
         ([run, water, xyz], "H, O not among"),
@@ -104,8 +97,70 @@ def test_bad_input_is_refused_in_one_line(committee, unlabelled, water, tmp_path
         ([run, unlabelled, tmp_path / "POSCAR"], "holds one frame"),
         ([run, unlabelled, xyz, "backend=foo"], "error: backend 'foo' is unknown"),
     ):
-        assert eqfuse_command(["predict", *map(str, arguments)]) == 2
-        error = capsys.readouterr().err
+        error = command("predict", *arguments, code=2).err
         assert part in error
         assert len(error.splitlines()) == 1
     assert not list(tmp_path.glob("*out*"))
+
+
+def test_a_calculator_of_mean_and_spread(committee, copper):
+    atoms, names = ase.io.read(copper, 0), ("energy", "forces", "stress")
+    with pytest.raises(ValueError, match="a committee of 2 runs; descriptors are of one"):
+        eqfuse.descriptors(committee, atoms)
+    atoms.calc = eqfuse.Committee(committee)
+    runs = [committee / "seed=0", committee / "seed=1"]
+    assert atoms.calc.name == committee.name
+    assert eqfuse.Committee(runs).name == "seed=0, seed=1"
+    members = [eqfuse.Calculator(run) for run in runs]
+    mean, difference = {}, {}
+    for name in names:
+        one, other = (member.get_property(name, atoms) for member in members)
+        mean[name], difference[name] = (one + other) / 2, np.abs(one - other) / np.sqrt(2)
+        np.testing.assert_allclose(atoms.calc.get_property(name, atoms), mean[name], atol=1e-12)
+    assert difference["energy"] > 1e-6
+    results, forces = atoms.calc.results, np.linalg.norm(difference["forces"], axis=1)
+    assert results["energy_spread"] == pytest.approx(difference["energy"], rel=1e-9)
+    np.testing.assert_allclose(results["forces_spread"], forces, rtol=1e-9)
+    np.testing.assert_allclose(results["stress_spread"], difference["stress"], rtol=1e-7)
+    for name in (committee, f"{committee}/seed=*", runs, load_networks(runs)):
+        [predicted] = eqfuse.predict(name, atoms)
+        assert predicted.energy == pytest.approx(mean["energy"], abs=1e-9)
+        np.testing.assert_allclose(predicted.spread.forces, forces, rtol=1e-9)
+    with pytest.raises(ValueError, match="a committee needs several runs"):
+        eqfuse.Committee(committee / "seed=0")
+
+
+@pytest.mark.usefixtures("pictures")
+def test_errors_against_spread(committee, copper, tmp_path, command):
+    out = tmp_path / "out"
+    printed = command("evaluate", committee, copper, "--out", out).out
+    predicted = ase.io.read(out / "predictions.xyz", ":")
+    spread = np.concatenate([atoms.arrays["forces_spread"] for atoms in predicted])
+    error = np.concatenate(
+        [np.linalg.norm(p.get_forces() - p.arrays["reference_forces"], axis=1) for p in predicted]
+    )
+    ratio = np.sqrt(np.mean(error**2) / np.mean(spread**2))
+    assert f"errors of the forces are {ratio:.2g} times the spread" in printed
+    assert matplotlib.image.imread(out / "spread.png").std() > 0
+    command("evaluate", committee / "seed=0", copper, "--out", tmp_path / "1")
+    assert not (tmp_path / "1" / "spread.png").exists()
+
+
+def test_frames_of_the_largest_spread_are_selected(committee, copper, tmp_path, command):
+    out = tmp_path / "chosen.xyz"
+    spreads = [p.spread.forces.max() for p in eqfuse.predict(committee, copper)]
+    order = np.argsort(spreads)[::-1]
+    assert "3 of 12 frames" in command("select", committee, copper, out, "--number", 3).out
+    frames, pool = ase.io.read(out, ":"), ase.io.read(copper, ":")
+    assert [atoms.info["frame"] for atoms in frames] == order[:3].tolist()
+    for atoms in frames:
+        given = pool[atoms.info["frame"]]
+        np.testing.assert_allclose(atoms.positions, given.positions, rtol=0, atol=1e-8)
+    command("select", committee, copper, out, "--most", (spreads[order[0]] + spreads[order[1]]) / 2)
+    assert [atoms.info["frame"] for atoms in ase.io.read(out, ":")] == order[1:].tolist()
+    for arguments, part in (
+        ([committee / "seed=0", copper, out], "is one network, and a spread needs several"),
+        ([committee, copper, out, "--most", "0"], "above most=0.0"),
+        ([tmp_path / "none", copper, out], "none"),
+    ):
+        assert part in command("select", *arguments, code=2).err

@@ -3,6 +3,7 @@
 import errno
 import os
 import tempfile
+from unittest import mock
 
 import ase
 import jax
@@ -10,11 +11,11 @@ import numpy as np
 import pytest
 
 import eqfuse
-from eqfuse.cli import main
 from eqfuse.inference import network as module
 from eqfuse.inference import tables
 from eqfuse.inference.network import Network
 from eqfuse.inference.predict import predict
+from eqfuse.models.radial_table import RadialTable
 from tests.lammps.untrained import untrained_run
 
 MODELS = ["nequip", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mace", "allegro"))]
@@ -25,6 +26,11 @@ def cache(tmp_path, monkeypatch):
     """Return an empty folder of tables."""
     monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache" / "radial"
+
+
+@pytest.fixture
+def run(tmp_path):
+    return untrained_run(tmp_path)
 
 
 def forces(network, lengths):
@@ -61,9 +67,8 @@ def test_forces_are_the_networks_at_every_length(model, tmp_path, monkeypatch):
     assert error() > 1e-7
 
 
-def test_tables_of_float32_have_as_many_knots_as_float32_needs(tmp_path, monkeypatch):
+def test_tables_of_float32_have_as_many_knots_as_float32_needs(run, monkeypatch):
     """Fewer than those of float64; their error is within the bound, beside that of rounding."""
-    run = untrained_run(tmp_path)
     monkeypatch.setattr(tables, "KNOTS", (32, 64, 96, 128, 192, 256))
     found = {dtype: Network(run, dtype=dtype) for dtype in ("float64", "float32")}
     knots = {dtype: n.module.potential.model.radial_knots for dtype, n in found.items()}
@@ -78,8 +83,8 @@ def test_tables_of_float32_have_as_many_knots_as_float32_needs(tmp_path, monkeyp
     assert 0 < error < rounding + tables.BOUNDS["float32"]
 
 
-def test_one_program_makes_the_tables_of_all_numbers_of_knots(tmp_path, monkeypatch):
-    run, programs = untrained_run(tmp_path), []
+def test_one_program_makes_the_tables_of_all_numbers_of_knots(run, monkeypatch):
+    programs = []
     monkeypatch.setattr(tables, "KNOTS", (32, 64, 512))
 
     def count(event, seconds, *, fun_name="", **_):
@@ -95,33 +100,26 @@ def test_one_program_makes_the_tables_of_all_numbers_of_knots(tmp_path, monkeypa
     assert [name for name in programs if "jets" in name] == ["jit(jets)"]
 
 
-def test_a_coarse_table_is_refused(tmp_path, monkeypatch, capsys):
-    run = untrained_run(tmp_path)
+def test_a_coarse_table_is_refused(run, monkeypatch, command):
     with pytest.raises(ValueError, match="radial must be one of auto, network, table, got 'none'"):
         Network(run, radial="none")
     monkeypatch.setattr(tables, "KNOTS", (16, 32))
     network = Network(run)
     assert "tables" not in network.params
     assert network.module.potential.model.radial == "network"
-    assert main(["info", str(run)]) == 0
-    assert "radial   networks, since tables of 32 knots, whose" in capsys.readouterr().out
+    assert "radial   networks, since tables of 32 knots, whose" in command("info", run).out
     monkeypatch.setattr(tables, "MOST_BYTES", 1000)
     assert "would take 0.0 GB" in Network(run).radial
 
 
-def test_a_network_is_measured_once_and_its_process_keeps_memory(tmp_path, cache, monkeypatch):
-    run, calls = untrained_run(tmp_path), []
+def test_a_network_is_measured_once_and_its_process_keeps_memory(run, cache, monkeypatch):
+    calls = []
     for name in ("keep_memory", "keep_programs"):
         monkeypatch.setattr(module, name, lambda name=name: calls.append(name))
     first = Network(run)
     assert sorted(calls) == ["keep_memory", "keep_programs"]
     [file] = cache.iterdir()
-
-    def again(*_):
-        raise AssertionError("measured again")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(tables, "measured", again)
+    with mock.patch.object(tables, "measured", side_effect=AssertionError("measured again")):
         found = Network(run)
         Network(run, radial="network")
         Network(run, radial="table")  # with the knots of the run
@@ -134,14 +132,9 @@ def test_a_network_is_measured_once_and_its_process_keeps_memory(tmp_path, cache
     assert file.read_bytes() != content
 
 
-def test_a_full_disk_does_not_stop_a_calculator(tmp_path, cache, monkeypatch):
-    run = untrained_run(tmp_path)
-
-    def full(*_, **__):
-        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(tempfile, "mkdtemp", full)
+def test_a_full_disk_does_not_stop_a_calculator(run, cache, monkeypatch):
+    full = OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    with mock.patch.object(tempfile, "mkdtemp", side_effect=full):
         network = Network(run)
     assert "tables" in network.params
     assert not list(cache.iterdir())
@@ -150,9 +143,8 @@ def test_a_full_disk_does_not_stop_a_calculator(tmp_path, cache, monkeypatch):
     assert Network(run).radial == network.radial
 
 
-def test_tables_that_a_run_has_are_not_made_again(tmp_path, cache, monkeypatch):
+def test_tables_that_a_run_has_are_not_made_again(run, tmp_path, monkeypatch):
     """With an empty cache; unless the file is damaged."""
-    run = untrained_run(tmp_path)
     first = Network(run)
     first.keep_tables()
     [file] = (run / "tables").iterdir()
@@ -170,6 +162,18 @@ def test_tables_that_a_run_has_are_not_made_again(tmp_path, cache, monkeypatch):
     file.write_bytes(content)
     assert Network(run).radial == first.radial
     assert len(calls) == 1
+
+
+def test_hessian_reads_radial_functions_from_memory(run, monkeypatch):
+    """It is that of the networks, and no product computes functions of a table again."""
+    atoms = ase.Atoms([13, 29], [[0, 0, 0], [0.2, 0.1, 2.3]])
+    atoms.calc = eqfuse.Calculator(run, radial="network")
+    expected = eqfuse.hessian(atoms)
+    atoms.calc = eqfuse.Calculator(run)
+    assert "tables of" in atoms.calc.network.radial
+    atoms.get_potential_energy()  # which kernels compute from tables
+    monkeypatch.setattr(RadialTable, "tabulated", lambda *_: pytest.fail("a table is read"))
+    assert np.abs(eqfuse.hessian(atoms) - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
 NUMBERS = tuple(range(13, 30))
@@ -200,10 +204,9 @@ def test_results_are_those_of_the_whole_network(model, tmp_path, monkeypatch):
             np.testing.assert_allclose(values, whole.results[name], rtol=0, atol=1e-12)
 
 
-def test_small_networks_and_unknown_elements_stay_whole(tmp_path):
-    small = Network(untrained_run(tmp_path), radial="network")
-    (tmp_path / "large").mkdir()
-    large = Network(untrained_run(tmp_path / "large", numbers=NUMBERS), radial="network")
+def test_small_networks_and_unknown_elements_stay_whole(untrained):
+    small = Network(untrained(), radial="network")
+    large = Network(untrained(numbers=NUMBERS), radial="network")
     assert small.of_elements([13]) is small
     assert large.of_elements([1, 13]) is large
     assert large.of_elements(NUMBERS) is large

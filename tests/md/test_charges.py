@@ -9,17 +9,15 @@ import eqfuse
 from eqfuse import md
 from eqfuse.md.simulation import read_checkpoint
 from eqfuse.models.ewald import LatentEwald
-from tests.lammps.untrained import untrained_run
 from tests.md.conftest import table
 
 # 5.65 waves in the cell, and 6 in a larger one
 LES = LatentEwald(scale=0.3, charge_key="q", sigma=0.896)
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("charged")
-    return untrained_run(folder, "nequip", numbers=(11, 17), long_range=LES)
+@pytest.fixture
+def run(untrained):
+    return untrained(numbers=(11, 17), long_range=LES)
 
 
 @pytest.fixture

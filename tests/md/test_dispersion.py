@@ -1,5 +1,7 @@
 """Dynamics with DFT-D3: the forces of the calculator, at constant energy and pressure."""
 
+from unittest import mock
+
 import ase.build
 import ase.io
 import numpy as np
@@ -11,6 +13,7 @@ from eqfuse import md
 from eqfuse.data import DataError
 from eqfuse.train.dispersion import Dispersion
 from tests.md.conftest import table
+from tests.small_runs import copper_cell
 
 pytest.importorskip("dftd3")
 
@@ -50,8 +53,7 @@ def test_dynamics_have_the_forces_of_the_calculator_and_conserve_the_energy(
 
 
 def test_the_pressure_has_it(run, tmp_path):
-    atoms = ase.build.bulk("Cu", cubic=True)
-    atoms.rattle(0.05, seed=0)
+    atoms = copper_cell()
     how = {"dispersion": "d3(zero)", "ensemble": "npt", "steps": 2, "log_every": 1}
     end = md.run(run, atoms, run=str(tmp_path / "md"), **how)
     rows = table(tmp_path / "md")
@@ -65,10 +67,7 @@ def test_the_pressure_has_it(run, tmp_path):
 
 
 def test_atoms_without_a_dispersion_are_refused(run, frames, tmp_path, monkeypatch):
-    def fails(self, structure):
-        raise DataError("no parameters")
-
-    monkeypatch.setattr(Dispersion, "of", fails)
+    monkeypatch.setattr(Dispersion, "of", mock.Mock(side_effect=DataError("no parameters")))
     with pytest.raises(DataError, match="structure 0: no parameters"):
         md.run(run, frames, steps=1, dispersion="d3(bj)", run=str(tmp_path / "md"))
     assert not (tmp_path / "md").exists()

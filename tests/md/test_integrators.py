@@ -9,11 +9,10 @@ from eqfuse.md.integrators import CHAIN, Integrator, State, volume
 
 
 def gas(count, length, rng):
-    zero = np.zeros((count, 3))
     return State(
         positions=jnp.asarray(rng.uniform(0, length, (count, 3))),
         velocities=jnp.asarray(rng.normal(size=(count, 3))),
-        forces=jnp.asarray(zero),
+        forces=jnp.zeros((count, 3)),
         cell=jnp.asarray(length * np.eye(3)),
         strain=jnp.zeros((3, 3)),
         chain=jnp.zeros((2, CHAIN)),
@@ -39,14 +38,8 @@ def steps(integrator, state, count, timestep, spring=0.0):
 def test_the_volume_of_an_ideal_gas_has_its_distribution():
     """Mean (N + 1) kT / P, and relative variance 1 / (N + 1), over 200,000 steps."""
     count, kelvin, pascal = 8, 300.0, 1.0
-    settings = Settings(
-        ensemble="npt",
-        temperature=kelvin,
-        friction=50.0,
-        pressure=pascal,
-        pressure_time=100.0,
-        compressibility=1.0,
-    )
+    npt = {"ensemble": "npt", "friction": 50.0, "pressure_time": 100.0, "compressibility": 1.0}
+    settings = Settings(temperature=kelvin, pressure=pascal, **npt)
     expected = (count + 1) * units.kB * kelvin / (pascal * units.GPa)
     with jax.enable_x64(True):
         integrator = Integrator(settings, np.full(count, 10.0), 3 * count)

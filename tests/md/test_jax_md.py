@@ -9,7 +9,7 @@ import eqfuse
 from eqfuse.data import DataError
 from eqfuse.jax_md import neighbor_list
 from eqfuse.models.ewald import LatentEwald
-from tests.lammps.untrained import untrained_run
+from tests.small_runs import copper_cell
 
 # of jax-md 0.2.29 itself
 pytestmark = pytest.mark.filterwarnings("ignore:scatter inputs have incompatible:FutureWarning")
@@ -19,9 +19,7 @@ simulate = pytest.importorskip("jax_md.simulate")
 
 @pytest.fixture
 def atoms():
-    atoms = ase.build.bulk("Cu", cubic=True).repeat((2, 2, 2))
-    atoms.rattle(0.05, seed=0)
-    return atoms
+    return copper_cell((2, 2, 2))
 
 
 @pytest.fixture(autouse=True)
@@ -58,11 +56,10 @@ def test_energies_and_forces_are_those_of_the_calculator(kind, run, atoms):
     np.testing.assert_allclose(each, atoms.get_potential_energies(), rtol=0, atol=1e-9)
 
 
-@pytest.fixture(scope="module")
-def charged(tmp_path_factory):
+@pytest.fixture
+def charged(untrained):
     les = LatentEwald(scale=0.5, charges=2, charge_key="q")
-    given = {"numbers": (11, 17), "long_range": les, "dtype": "float32"}
-    return untrained_run(tmp_path_factory.mktemp("charged"), **given)
+    return untrained(numbers=(11, 17), long_range=les, dtype="float32")
 
 
 @pytest.mark.parametrize("kind", ["fractional", "real", "free"])
@@ -105,13 +102,12 @@ def test_latent_charges_are_those_of_the_calculator(kind, charged):
 
 
 def test_latent_charges_of_slabs_or_in_float32_are_refused(charged, run):
-    displacement, _ = space.periodic(jnp.array([20.0, 20.0, 20.0]))
+    displacement, _ = space.periodic(20.0)
     with pytest.raises(ValueError, match="reads no total charge, got charge=1"):
         neighbor_list(displacement, 20.0, run, charge=1.0)
 
     def slab(a, b, **_):
-        d = a - b
-        return d - jnp.array([20.0, 20.0, 0.0]) * jnp.round(d / 20)
+        return a - b - jnp.array([20.0, 20.0, 0.0]) * jnp.round((a - b) / 20)
 
     with pytest.raises(DataError, match="over all three periodic directions, or none"):
         neighbor_list(slab, 20.0, charged, numbers=[11])

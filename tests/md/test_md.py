@@ -12,7 +12,7 @@ from ase.constraints import FixAtoms
 from ase.md.verlet import VelocityVerlet
 
 import eqfuse
-from eqfuse import cli, md
+from eqfuse import md
 from eqfuse.data import DataError, padding
 from eqfuse.inference import Sizes
 from eqfuse.md import simulation
@@ -21,13 +21,12 @@ from eqfuse.md.steps import Room, Stepper
 from eqfuse.md.structures import Member
 from eqfuse.runs.errors import CheckpointError, ConfigError, Interrupted, TrainingFailed
 from tests.md.conftest import BAD, table
+from tests.small_runs import copper_cell
 
 
 @pytest.fixture
 def crystal():
-    atoms = ase.build.bulk("Cu", cubic=True)
-    atoms.rattle(0.05, seed=0)
-    return atoms
+    return copper_cell()
 
 
 @pytest.fixture
@@ -94,13 +93,11 @@ def test_every_step_is_that_of_ase(kind, small, run, tmp_path, request, steppers
     ("ensemble", "copies"),
     [
         ("npt", 1),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("langevin", 2), ("nose-hoover", 1))
-        ),
+        pytest.param("langevin", 2, marks=pytest.mark.slow),
+        pytest.param("nose-hoover", 1, marks=pytest.mark.slow),
     ],
 )
-def test_a_resumed_run_has_the_same_numbers(ensemble, copies, run, crystal, tmp_path):
+def test_a_resumed_run_has_the_same_numbers(ensemble, copies, run, crystal, tmp_path, command):
     """Resume one structure, or a batch of two sizes, each with a folder of its own."""
     start = [crystal, crystal.repeat((2, 1, 1))][:copies]
     name = "trajectory.xyz" if copies > 1 else "trajectory.xyz.gz"
@@ -112,7 +109,7 @@ def test_a_resumed_run_has_the_same_numbers(ensemble, copies, run, crystal, tmp_
     with open(tmp_path / "parts" / places[-1] / name, "a") as file:
         file.write("a line after the checkpoint\n")
     shutil.move(tmp_path / "parts", tmp_path / "moved")
-    assert cli.main(["md", f"resume={tmp_path / 'moved'}", "steps=60"]) == 0
+    command("md", f"resume={tmp_path / 'moved'}", "steps=60")
     whole, parts = (read_checkpoint(tmp_path / name)[0] for name in ("whole", "moved"))
     assert whole.keys() == parts.keys()
     for key in whole.keys() - {"distances"}:  # the moved one has a frame more
@@ -162,7 +159,7 @@ def test_simulations_of_other_numbers_share_their_program(run, crystal, tmp_path
     assert len(first._advance) == 1
 
 
-def test_a_signal_leaves_what_can_be_resumed(run, crystal, tmp_path, monkeypatch, capsys):
+def test_a_signal_leaves_what_can_be_resumed(run, crystal, tmp_path, monkeypatch, command):
     record, read = simulation._Simulation._record, simulation.read_checkpoint
 
     def interrupted(self, rows, first, count):
@@ -183,8 +180,8 @@ def test_a_signal_leaves_what_can_be_resumed(run, crystal, tmp_path, monkeypatch
     md.resume(tmp_path / "parts")
     for name in ("trajectory.xyz", "thermo.csv"):
         assert (tmp_path / "whole" / name).read_text() == (tmp_path / "parts" / name).read_text()
-    assert cli.main(["md", f"resume={tmp_path / 'parts'}", "steps=10"]) == 2
-    assert "already at step 50" in capsys.readouterr().err
+    error = command("md", f"resume={tmp_path / 'parts'}", "steps=10", code=2).err
+    assert "already at step 50" in error
     monkeypatch.setattr(simulation, "read_checkpoint", of_another_network)
     with pytest.raises(CheckpointError, match="holds another network"):
         md.resume(tmp_path / "parts", 60)
@@ -299,13 +296,12 @@ def test_bad_structures_are_refused_before_anything_is_written(
         (["nothing"], "are needed"),
     ],
 )
-def test_settings_are_checked(arguments, message, capsys):
-    assert cli.main(["md", *arguments]) == 2
-    assert message in capsys.readouterr().err
+def test_settings_are_checked(arguments, message, command):
+    assert message in command("md", *arguments, code=2).err
 
 
-def test_files_that_are_or_are_not_there_are_refused(run, crystal, tmp_path):
-    assert cli.main(["md", str(run), str(tmp_path / "no.xyz")]) == 2
+def test_files_that_are_or_are_not_there_are_refused(run, crystal, tmp_path, command):
+    command("md", run, tmp_path / "no.xyz", code=2)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "settings.txt").touch()
     with pytest.raises(ConfigError, match=r"by resume=.*full, or name another folder"):
@@ -355,8 +351,7 @@ def test_a_start_in_a_minimum_says_what_becomes_of_the_temperature(
     run, tmp_path, capsys, monkeypatch, rest
 ):
     monkeypatch.setattr(simulation, "_AT_REST", 1e-6)  # the network of three epochs is flat
-    atoms = ase.build.bulk("Cu", cubic=True)
-    atoms.rattle(0.0 if rest else 0.1, seed=0)
+    atoms = copper_cell(scale=0.0 if rest else 0.1)
     md.run(run, atoms, steps=1, run=str(tmp_path / "nve"))
     assert ("temperature will be about 150 K" in capsys.readouterr().out) == rest
 

@@ -1,4 +1,3 @@
-import ase.build
 import ase.io
 import numpy as np
 import pytest
@@ -6,11 +5,12 @@ from ase import units
 from ase.constraints import FixAtoms, FixedLine
 
 import eqfuse
-from eqfuse import cli, md
+from eqfuse import md
 from eqfuse.certify.check import frames_of
 from eqfuse.data import DataError, Dataset, read_structures
 from eqfuse.md.structures import read_frames
 from tests.md.conftest import BAD
+from tests.small_runs import copper_cell
 
 
 @pytest.fixture
@@ -21,11 +21,8 @@ def run(trained):
 @pytest.fixture
 def frames():
     """Return cells of several sizes."""
-    crystal = ase.build.bulk("Cu", cubic=True)
-    made = [crystal.copy(), crystal.repeat((2, 1, 1)), crystal.copy()]
-    made[2].set_cell(1.03 * crystal.cell.array, scale_atoms=True)
-    for seed, atoms in enumerate(made):
-        atoms.rattle(0.08, seed=seed)
+    made = [copper_cell(copies, 0.08, seed) for seed, copies in enumerate((1, (2, 1, 1), 1))]
+    made[2].set_cell(1.03 * made[2].cell.array, scale_atoms=True)
     return made
 
 
@@ -92,56 +89,52 @@ ITEM: ATOMS id type x y z
 """
 
 
-def test_types_of_a_dump_are_needed_by_every_command(run, tmp_path, capsys):
+def test_types_of_a_dump_are_needed_by_every_command(run, tmp_path, command):
     """The type 2 is no helium."""
-    dump, out = tmp_path / "pair.lammpstrj", str(tmp_path / "out.xyz")
+    dump, out = tmp_path / "pair.lammpstrj", tmp_path / "out.xyz"
     dump.write_text(DUMP)
-    network, file = str(run), str(dump)
-    for command in (
-        ["relax", network, file, out],
-        ["md", network, file, f"run={tmp_path / 'md'}"],
-        ["predict", network, file, out],
-        ["evaluate", network, file],
-        ["check", network, file],
-        ["compare", network, network, file],
-        ["export", network, str(tmp_path / "e"), "--structure", file],
-        ["train", f"data={file}"],
+    for words in (
+        ("relax", run, dump, out),
+        ("md", run, dump, f"run={tmp_path / 'md'}"),
+        ("predict", run, dump, out),
+        ("evaluate", run, dump),
+        ("check", run, dump),
+        ("compare", run, run, dump),
+        ("export", run, tmp_path / "e", "--structure", dump),
+        ("train", f"data={dump}"),
     ):
-        assert cli.main(command) == 2, command
-        assert "a LAMMPS dump without elements: name those of types" in capsys.readouterr().err
+        error = command(*words, code=2).err
+        assert "a LAMMPS dump without elements: name those of types" in error, words
     assert [path.name for path in tmp_path.iterdir()] == [dump.name]
-    assert cli.main(["relax", network, file, out, "--types", "Au", "Cu", "fmax=0.1"]) == 0
-    assert cli.main(["predict", network, file, f"{out}.xyz", "types=Au,Cu"]) == 0
+    command("relax", run, dump, out, "--types", "Au", "Cu", "fmax=0.1")
+    command("predict", run, dump, f"{out}.xyz", "types=Au,Cu")
     for written in (out, f"{out}.xyz"):
         assert ase.io.read(written).symbols.get_chemical_formula() == "Cu2"
 
 
-def test_the_command_writes_what_is_relaxed(run, frames, tmp_path, capsys):
+def test_the_command_writes_what_is_relaxed(run, frames, tmp_path, command, capsys):
     source = tmp_path / "frames.xyz"
     ase.io.write(source, frames[:2], format="extxyz")
     assert [len(atoms) for atoms in read_frames(source, last=True)] == [8]
     assert f"start: frame 1 of {source}, its last" in capsys.readouterr().out
-    assert cli.main(["relax", str(run), str(source), "fmax=0.05", "steps=100"]) == 0
+    assert "2 structures in" in command("relax", run, source, "fmax=0.05", "steps=100").out
     relaxed = ase.io.read(tmp_path / "frames_relaxed.xyz", ":")
     assert [len(atoms) for atoms in relaxed] == [4, 8]
     assert all(np.linalg.norm(a.get_forces(), axis=1).max() < 0.05 for a in relaxed)
-    assert "2 structures in" in capsys.readouterr().out
-    assert cli.main(["relax", str(run), str(source)]) == 2
-    assert "exists" in capsys.readouterr().err
-    assert cli.main(["relax", str(run), str(source), str(tmp_path / "no" / "x.xyz")]) == 2
-    assert "there is no folder" in capsys.readouterr().err  # before anything is computed
-    target = str(tmp_path / "other.xyz")
-    assert cli.main(["relax", str(run), str(source), target, "fmax=1e-9", "steps=1"]) == 1
-    assert "2 of 2 structures are not relaxed after 1 steps" in capsys.readouterr().err
+    assert "exists" in command("relax", run, source, code=2).err
+    error = command("relax", run, source, tmp_path / "no" / "x.xyz", code=2).err
+    assert "there is no folder" in error  # before anything is computed
+    target = tmp_path / "other.xyz"
+    error = command("relax", run, source, target, "fmax=1e-9", "steps=1", code=1).err
+    assert "2 of 2 structures are not relaxed after 1 steps" in error
     assert len(ase.io.read(target, ":")) == 2
 
 
-def test_relax_refuses_what_it_cannot_relax(run, frames, tmp_path, capsys):
+def test_relax_refuses_what_it_cannot_relax(run, frames, tmp_path, command):
     slab = (lambda a: a.set_pbc((True, True, False))), "needs three periodic directions"
     for change, message in (*BAD, slab):
         atoms = frames[0].copy()
         change(atoms)
         with pytest.raises(DataError, match=f"frame 1: .*{message}"):
             md.relax(run, [frames[0], atoms], cell=message == slab[1])
-    assert cli.main(["relax", str(run), str(tmp_path / "no.xyz")]) == 2
-    assert "no such file" in capsys.readouterr().err
+    assert "no such file" in command("relax", run, tmp_path / "no.xyz", code=2).err

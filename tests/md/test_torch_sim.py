@@ -1,31 +1,23 @@
 """A network as a model of torch-sim. Skipped without torch-sim."""
 
-import ase.build
 import numpy as np
 import pytest
 
 import eqfuse
 import eqfuse.torch_sim
+from tests.small_runs import copper_cell
 
 torch = pytest.importorskip("torch")
 torch_sim = pytest.importorskip("torch_sim")
 
 
-@pytest.fixture
-def frames():
-    crystal = ase.build.bulk("Cu", cubic=True)
-    frames = [crystal, crystal.repeat((2, 1, 1))]
-    for seed, atoms in enumerate(frames):
-        atoms.rattle(0.05, seed=seed)
-    return frames
-
-
 @pytest.mark.parametrize("dispersion", [None, "d3(bj)"])
-def test_a_state_has_the_results_of_the_calculator(dispersion, run, frames):
+def test_a_state_has_the_results_of_the_calculator(dispersion, run):
     """At first, after moves within the skin, and after moves for which lists are made anew."""
     if dispersion is not None:
         pytest.importorskip("dftd3")
     model = eqfuse.torch_sim.model(run, dispersion=dispersion)
+    frames = [copper_cell(), copper_cell((2, 1, 1), seed=1)]
     rng, lists = np.random.default_rng(0), []
     for scale in (0.0, 0.01, 0.2):
         for atoms in frames:

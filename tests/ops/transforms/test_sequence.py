@@ -12,19 +12,13 @@ import pytest
 from benchmarks.networks import random_graph, step_on
 from benchmarks.steps.sequences import tetris
 from eqfuse import ops
+from tests.ops.parity import assert_close
 
 
 def native_calls(function, args) -> int:
     """Return calls of native kernels in the compiled function."""
     text = jax.jit(function).lower(*args).compile().as_text()
     return text.count('custom_call_target="eqfuse_')
-
-
-def difference(found, expected) -> float:
-    """Return the largest difference, as a fraction of the largest element of each array."""
-    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
-    pairs = [(np.asarray(a, np.float64), np.asarray(b, np.float64)) for a, b in pairs]
-    return np.max([np.abs(a - b).max() / max(np.abs(b).max(), 1e-30) for a, b in pairs])
 
 
 def test_tetris_is_one_native_call_with_the_gradients_of_e3nn(capsys):
@@ -34,7 +28,7 @@ def test_tetris_is_one_native_call_with_the_gradients_of_e3nn(capsys):
     assert native_calls(sequence, args) == 1
     assert re.fullmatch(r"one native call of \d+ steps\n", capsys.readouterr().out)
     # three layers, each with the roundings of its sums, as in benchmarks/launches/tetris.py
-    assert difference(sequence(*args), jax.jit(tetris("e3nn")[0])(*args)) <= 1e-4
+    assert_close(sequence(*args), jax.jit(tetris("e3nn")[0])(*args), 1e-4)
 
 
 def potential(name: str, dtype):
@@ -53,7 +47,7 @@ def test_potentials_are_few_native_calls_with_the_gradients_of_e3nn(name, calls)
         sequenced = ops.sequence(step("llvm"), most=np.inf)
         assert native_calls(sequenced, args) == calls
         # gradients of forces through two layers, in float64
-        assert difference(sequenced(*args), jax.jit(step("e3nn"))(*args)) <= 1e-10
+        assert_close(sequenced(*args), jax.jit(step("e3nn"))(*args), 1e-10)
 
 
 def small(x):
@@ -68,7 +62,7 @@ def test_sequence_around_an_operation_without_a_step_is_two_native_calls(capsys)
     def function(x):  # of a sine of arguments whose last digit is less than the tolerance
         return small(0.1 * jnp.cumsum(small(x), axis=0))
 
-    assert difference(ops.sequence(function, report=True)(SQUARE), function(SQUARE)) <= 1e-5
+    assert_close(ops.sequence(function, report=True)(SQUARE), function(SQUARE), 1e-5)
     report = capsys.readouterr().out
     assert "2 native calls of" in report
     assert "XLA computes 1: cumsum has no step" in report
@@ -86,7 +80,7 @@ def test_segments_and_a_readout_as_with_jraph_are_one_native_call():
     args = SQUARE, jnp.array([1, 3]), SQUARE[:, :3], jnp.array([2, 0])
     step = jax.value_and_grad(loss, (0, 2))
     assert native_calls(ops.sequence(step), args) == 1
-    assert difference(ops.sequence(step)(*args), step(*args)) <= 1e-5
+    assert_close(ops.sequence(step)(*args), step(*args), 1e-5)
 
 
 def test_large_matmuls_are_those_of_xla(capsys):
@@ -96,7 +90,7 @@ def test_large_matmuls_are_those_of_xla(capsys):
 
     found = ops.sequence(function, report=True)(SQUARE)
     assert "matmuls so large that they are XLA's" in capsys.readouterr().out
-    assert difference(found, function(SQUARE)) <= 1e-6
+    assert_close(found, function(SQUARE), 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +113,7 @@ def test_large_matmuls_are_those_of_xla(capsys):
 def test_sequence_is_computed_as_it_is_written(function, options, reason):
     said = []
     found = ops.sequence(function, report=said.append, **options)(SQUARE)
-    assert difference(found, function(SQUARE)) <= 1e-6
+    assert_close(found, function(SQUARE), 1e-6)
     assert said == [f"as written: {reason}"]
 
 
@@ -131,7 +125,7 @@ def test_constants_of_an_outer_trace_and_other_arguments():
         )
 
     x = 0.5 * SQUARE  # arguments of a sine whose last digit is less than the tolerance
-    assert difference(outer(x), small(x * x)) <= 1e-6
+    assert_close(outer(x), small(x * x), 1e-6)
 
 
 def test_edges_out_of_range_are_refused_as_without_it():

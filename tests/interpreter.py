@@ -65,20 +65,11 @@ class _Buffer:
     def storage_offset(self):
         return 0
 
-    def untyped_storage(self):
+    def _itself(self, *_, **__):
         return self
 
-    def cpu(self):
-        return self
-
-    def new_empty(self, *_, **__):
-        return _Buffer(self.array)
-
-    def set_(self, *_):
-        return self
-
-    def copy_(self, _):
-        return self
+    # in the place of copies to a CPU and back
+    untyped_storage = cpu = new_empty = set_ = copy_ = _itself
 
 
 def _interpreted(kernel):

@@ -53,7 +53,7 @@ class Random:
       tolerance: in float64, as a fraction of the largest element.
       sums: over how many rows the gradient of an operand is a sum, if one row serves all.
       by_e3nn: whether it is computed by e3nn-jax on every backend.
-      product_by_e3nn: whether a product in it may be.
+      product_by_e3nn: whether products by a gate in it are.
     """
 
     tolerance, by_e3nn, product_by_e3nn = 1e-12, False, False
@@ -304,16 +304,9 @@ class Contraction(Random):
         return (*self.shape, x.dim), weights, (*self.shape, out.dim)
 
     def function(self, backend: str):
-        return lambda x, w: (
-            ops.symmetric_contraction(
-                e3nn.IrrepsArray(self.irreps, x),
-                w,
-                self.index,
-                irreps_out=self.irreps_out,
-                correlation=self.correlation,
-                backend=backend,
-            ).array
-        )
+        options = {"irreps_out": self.irreps_out, "correlation": self.correlation}
+        op = functools.partial(ops.symmetric_contraction, **options, backend=backend)
+        return lambda x, w: op(e3nn.IrrepsArray(self.irreps, x), w, self.index).array
 
     def reference(self, x, w):
         """Return the definition, for which e3nn-jax makes the basis."""

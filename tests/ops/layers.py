@@ -14,6 +14,8 @@ from eqfuse.ops.ir.products import UNROLLED_MUL
 from tests.ops.cases import Random
 
 NODES, EDGES, SETS = 5, 7, 3
+MANY = 600
+"""Rows that native kernels cut into parts, and add their gradients of weights."""
 
 
 class OfModule(Random):
@@ -83,6 +85,7 @@ class Layer(OfModule):
     options: tuple = ()
     num_nodes: int = NODES
     num_edges: int = EDGES
+    product_by_e3nn: bool = False
 
     factors = 6
 
@@ -134,14 +137,23 @@ class Layer(OfModule):
         )
 
     def has(self, way: str, dtype: str) -> bool:
+        if self.num_nodes > MANY:
+            return (way, dtype) == ("llvm always", "float64")
+        if self.product_by_e3nn and (" " in way or dtype in ("bfloat16", "float16")):
+            return False
         if "blocks" in way:
             return self.over_rows and dtype == "float64"
         if "always" in way and self.is_many_by_many and not self.over_rows:
             return False
         return way != "llvm always" or (self.over_rows and dtype in ("float64", "float32"))
 
-    def kinds(self, fused: str | None) -> set[str]:
+    def runs(self, backend: str) -> bool:
+        return 0 not in self.shapes()[-1]  # without edges, what is gated is the skip
+
+    def kinds(self, fused: str | None) -> set[str] | None:
         """Return what native kernels compute: one that is both, each way, is a program."""
+        if any(0 in shape for shape in self.shapes()):
+            return None
         whole = {"program"} if fused == "always" and self.over_rows else set()
         return {"product", "matrices"} | whole
 
@@ -152,10 +164,17 @@ def rows(x, y, out, gate=False, graph=False, weighted=True, skip=False, **option
     return Layer(cls, x, y, out, graph, weighted, skip, tuple(options.items()))
 
 
+def activations(function) -> dict:
+    """Return those of a gate, all odd, as those of odd scalars are."""
+    names = ("even_act", "odd_act", "even_gate_act", "odd_gate_act")
+    return {name: lambda x, k=k: function((2 - k / 4) * x) for k, name in enumerate(names)}
+
+
 graph = functools.partial(rows, graph=True)
 bare = functools.partial(graph, weighted=False)
 FORCED, CHANNELWISE = {"force_irreps_out": True}, {"channelwise": True}
 X, Y, OF_BOTH = "5x0e+5x1o+2x0o", "0e+1o", "5x0e+5x1o"
+gated_with_skip = functools.partial(rows, X, Y, "5x0e+3x0o+4x1o", gate=True, skip=True, **FORCED)
 LAYERS = {
     "rows-linear": rows(OF_BOTH, Y, "7x0e+3x1o+4x1e"),
     "rows-gate": rows(X, Y, "7x0e+3x0o+2x0e+4x1o+1x1e", gate=True),
@@ -164,7 +183,7 @@ LAYERS = {
     "rows-channelwise": rows(OF_BOTH, OF_BOTH, "7x0e+3x1o+4x1e", **CHANNELWISE),
     "rows-many-columns": rows("36x0e+33x1o", Y, "150x0e+40x1o", biases=True),
     "rows-many-channels": rows("140x0e+33x1o", Y, "20x0e+4x1o", gate=True),
-    "rows-gate-skip": rows(X, Y, "5x0e+3x0o+4x1o", gate=True, skip=True, **FORCED),
+    "rows-gate-skip": gated_with_skip(),
     "rows-channels-of-both": rows("2x0e+3x1o", "2x0e+2x1o", "5x0e+3x1o+2x2e"),
     "rows-activation-bias": rows(X, Y, "7x0e+3x0o+4x1o", gate=True, biases=True, gated=False),
     "rows-other-activations": rows(
@@ -174,11 +193,12 @@ LAYERS = {
         odd_act=jnp.tanh,
         even_gate_act=jnp.abs,
     ),
+    "rows-sine": gated_with_skip(**activations(jnp.sin)),
+    "rows-nothing-left": rows(OF_BOTH, Y, "5x3e"),
     "rows-skip": rows(OF_BOTH, Y, "7x0e+4x1o", skip=True, **FORCED),
     "graph-channelwise": bare("5x0e+5x1o+5x1e", OF_BOTH, "7x0e+3x1o+4x1e", **CHANNELWISE, **FORCED),
     "graph-channelwise-no-path": bare(
-        *("5x0e+5x1o+5x1e", OF_BOTH, "7x0e+3x1o+4x1e+2x2o"),
-        **(CHANNELWISE | FORCED),
+        *("5x0e+5x1o+5x1e", OF_BOTH, "7x0e+3x1o+4x1e+2x2o"), **(CHANNELWISE | FORCED)
     ),
     "graph-channelwise-gate": bare(
         OF_BOTH, OF_BOTH, "7x0e+3x1o+4x1e", gate=True, **CHANNELWISE, **FORCED
@@ -197,6 +217,15 @@ LAYERS = {
     "graph-many-columns": graph(
         "5x0e+34x1o", Y, "70x0e+40x0e+40x1o", gate=True, skip=True, **FORCED
     ),
+}
+LAYERS |= {
+    "rows-erf": dataclasses.replace(  # of which there are no kernels: e3nn's gate multiplies
+        gated_with_skip(**activations(jax.scipy.special.erf)),
+        product_by_e3nn=True,
+    ),
+    "rows-none": dataclasses.replace(LAYERS["rows-linear"], num_nodes=0),
+    "rows-in-parts": dataclasses.replace(LAYERS["rows-gate"], num_nodes=MANY + 1),
+    "graph-no-edges": dataclasses.replace(LAYERS["graph-gate-skip"], num_edges=0),
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from eqfuse import ops
 from tests.ops import tiers
-from tests.ops.parity import UNOPTIMIZED
+from tests.ops.parity import UNOPTIMIZED, initial
 
 ROWS, SETS = 3, 2
 ENDS = np.array([0, 1, 2, 2]), np.array([1, 0, 1, 0])
@@ -57,11 +57,6 @@ def assert_same(found, expected):
     np.testing.assert_allclose(found.array, expected.array, rtol=0, atol=1e-5 * scale)
 
 
-def first(function):
-    """Return the first parameters."""
-    return jax.jit(function, compiler_options=UNOPTIMIZED)(jax.random.key(1))
-
-
 def assert_modules_agree(ours, theirs, operands, reference=None, after=lambda out: out):
     """Compare trees of parameters, their first values, and results.
 
@@ -70,8 +65,7 @@ def assert_modules_agree(ours, theirs, operands, reference=None, after=lambda ou
       after: what follows `theirs`.
     """
     reference = operands if reference is None else reference
-    params = first(lambda key: theirs.init(key, *reference))
-    found = first(lambda key: ours.init(key, *operands))
+    params, found = initial(theirs, *reference), initial(ours, *operands)
     assert list(found.get("params", {})) == list(params.get("params", {}))
     jax.tree.map(np.testing.assert_array_equal, found, params)
     expected = result(lambda p: after(theirs.apply(p, *reference)), params)

@@ -5,6 +5,7 @@ import importlib.util
 import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from eqfuse import ops
@@ -107,41 +108,94 @@ def test_triton_on_a_cpu_is_refused():
     assert "ValueError: backend 'triton' runs on a GPU" in done.stderr
 
 
-X, Y = "2x0e + 2x1o", "0e + 1o"
+X, Y, ROWS = "2x0e+2x1o", "0e+1o", 3
+ENDS = np.array([0, 1, 2]), np.array([1, 2, 0])
+EDGES = ops.Edges.from_arrays(*ENDS, ROWS)
+
+
+def applied(module, *operands):
+    return module.init_with_output(jax.random.key(2), *operands)[0]
+
+
+def real(y):
+    return e3nn.IrrepsArray(y.irreps, y.array.real)
+
+
+def tiled(y):
+    """Return weights of the 12 irreps of a product of x and y."""
+    return jnp.tile(y.array, 3)
+
+
 OPS = {
-    "tensor_product": lambda x, y, **b: ops.tensor_product(x, y, **b),
+    "tensor_product": lambda x, y, **b: ops.tensor_product(x, real(y), **b),
     "elementwise_tensor_product": lambda x, y, **b: ops.elementwise_tensor_product(x, x, **b),
     "channelwise_tensor_product": lambda x, y, **b: ops.channelwise_tensor_product(x, x, **b),
-    "graph_tensor_product": lambda x, y, **b: ops.graph_tensor_product(
-        x, y, None, ops.Edges.from_arrays([0, 1, 2], [1, 2, 0], 3), **b
-    ),
+    "graph_tensor_product": lambda x, y, **b: ops.graph_tensor_product(x, y, tiled(y), EDGES, **b),
     "symmetric_contraction": lambda x, y, **b: ops.symmetric_contraction(
         x, jnp.ones((1, 3, 2)), irreps_out="2x0e", correlation=2, **b
     ),
-    "linear": lambda x, y, **b: ops.Linear(X, **b).init(jax.random.key(2), x),
-    "tensor_product_linear": lambda x, y, **b: ops.TensorProductLinear(X, **b).init(
-        jax.random.key(2), x, y
+    "linear": lambda x, y, **b: applied(ops.Linear(X, **b), x),
+    "tensor_product_linear": lambda x, y, **b: applied(ops.TensorProductLinear(X, **b), x, y),
+    "tensor_product_linear_gate": lambda x, y, **b: applied(
+        ops.TensorProductLinearGate(X, **b), x, y
     ),
-    "tensor_product_linear_gate": lambda x, y, **b: ops.TensorProductLinearGate(X, **b).init(
-        jax.random.key(2), x, y
-    ),
-    "grouped_dense": lambda x, y, **b: ops.grouped_dense(x.array, [jnp.ones((8, 2))], **b),
+    "grouped_dense": lambda x, y, **b: ops.grouped_dense(x.array, [x.array.T], **b),
     "interpolate": lambda x, y, **b: ops.interpolate(
-        [jnp.ones((2, 6, 4))],
-        ops.group_by_interval(jnp.zeros(3, jnp.int32), 2),
-        jnp.ones((3, 6)),
-        **b,
+        [jnp.ones((2, 6, 4))], ops.group_by_interval(EDGES.senders % 2, 2), jnp.ones((3, 6)), **b
     ),
 }
+OF_E3NN = {
+    "tensor_product": lambda x, y: e3nn.tensor_product(x, real(y)),
+    "elementwise_tensor_product": lambda x, y: e3nn.elementwise_tensor_product(x, x),
+    "graph_tensor_product": lambda x, y: e3nn.scatter_sum(
+        e3nn.tensor_product(x[ENDS[0]], y) * tiled(y), dst=ENDS[1], output_size=ROWS
+    ),
+    "linear": lambda x, y: applied(e3nn.flax.Linear(X), x),
+    "tensor_product_linear": lambda x, y: applied(e3nn.flax.Linear(X), e3nn.tensor_product(x, y)),
+    "grouped_dense": lambda x, y: x.array @ x.array.T,
+}
+"""What e3nn-jax makes of complex operands, where it has the op."""
 
 
 @pytest.mark.parametrize("name", OPS)
 def test_every_op_runs_on_its_backend(name):
-    x, y = (e3nn.normal(irreps, jax.random.key(0), (3,)) for irreps in (X, Y))
+    x, y = (e3nn.normal(irreps, jax.random.key(0), (ROWS,)) for irreps in (X, Y))
     for backend in ("xla", "e3nn"):
         with recorded() as found:
             jax.eval_shape(lambda b=backend: OPS[name](x, y, backend=b))
         assert [(f.kind, f.backend) for f in found] == [(name, backend)]
+
+
+def complex_normal(irreps, seed):
+    parts = jax.random.normal(jax.random.key(seed), (2, ROWS, e3nn.Irreps(irreps).dim))
+    return e3nn.IrrepsArray(irreps, parts[0] + 1j * parts[1])
+
+
+@pytest.mark.parametrize("name", OF_E3NN)
+def test_complex_operands(name, monkeypatch):
+    """None runs e3nn's, and says why; a backend asked for by name is refused."""
+    monkeypatch.delenv("EQFUSE_BACKEND", raising=False)
+    operands, ours = (complex_normal(X, 0), complex_normal(Y, 1)), OPS[name]
+    expected = OF_E3NN[name](*operands)
+    with recorded() as calls:
+        results = [ours(*operands, backend=backend) for backend in (None, "e3nn")]
+    assert {call.backend for call in calls} == {"e3nn"}
+    assert "complex operands are computed by backend 'e3nn' alone" in calls[0].why
+    for found in results:
+        assert found.dtype == jnp.complex64
+        found, exact = (getattr(a, "array", a) for a in (found, expected))
+        np.testing.assert_allclose(found, exact, atol=1e-5)
+    for backend in ("xla", "llvm"):
+        with pytest.raises(ValueError, match=f"backend '{backend}' is for real numbers: complex"):
+            ours(*operands, backend=backend)
+
+
+def test_complex_parameters(monkeypatch):
+    monkeypatch.delenv("EQFUSE_BACKEND", raising=False)
+    module, x = ops.Linear("3x0e+1o"), real(complex_normal(X, 0))
+    params = jax.tree.map(lambda p: 1j * p, module.init(jax.random.key(2), x))
+    expected = e3nn.flax.Linear("3x0e+1o").apply(params, x)
+    np.testing.assert_allclose(module.apply(params, x).array, expected.array, atol=1e-5)
 
 
 def test_availability_names_a_reason_for_every_backend(machine):

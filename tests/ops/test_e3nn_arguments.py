@@ -10,7 +10,7 @@ import pytest
 
 from eqfuse import ops
 from tests.ops import tiers
-from tests.ops.parity import assert_close
+from tests.ops.parity import assert_close, only
 
 BACKENDS = ["xla", "llvm", "e3nn"]
 NATIVE = pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], *BACKENDS))
@@ -20,6 +20,108 @@ ROWS, KEY = 4, jax.random.key(0)
 def normal(irreps, dtype=jnp.float32, seed=0, rows=ROWS):
     irreps = e3nn.Irreps(irreps)
     return e3nn.normal(irreps, jax.random.key(seed), (rows,)).astype(dtype)
+
+
+natively = pytest.mark.parametrize("backend", tiers.NATIVELY)
+
+
+def product(backend):
+    """Return the op, compiled anew, so that its backend is seen to run."""
+    return jax.jit(lambda x, y: ops.tensor_product(x, y, backend=backend))
+
+
+DTYPES = (
+    "int32-int32 int32-float32 bfloat16-float32 bfloat16-float16 bfloat16-int32 float64-float32"
+)
+
+
+@natively
+@pytest.mark.parametrize("dtypes", DTYPES.split())
+@pytest.mark.parametrize("x64", [False, True])
+def test_dtypes_are_promoted_as_by_e3nn(dtypes, x64, backend):
+    """Whole numbers, so that values agree exactly where coefficients are one."""
+    with jax.enable_x64(x64):
+        x, y = (
+            np.array(a, dtype) for a, dtype in zip(([3, 1], [2]), dtypes.split("-"), strict=True)
+        )
+        with only(backend):
+            found = product(backend)(e3nn.IrrepsArray("2x0e", x), e3nn.IrrepsArray("0e", y))
+        expected = e3nn.tensor_product(e3nn.IrrepsArray("2x0e", x), e3nn.IrrepsArray("0e", y))
+        assert_close(found.array, expected.array, 0)
+
+
+@natively
+def test_weak_types_count_as_for_e3nn(backend):
+    x, weak = jnp.ones(1, jnp.bfloat16), jax.lax.full_like(1.0, 2.0, shape=(1,))
+    found, expected = product(backend)(x, weak), e3nn.tensor_product(x, weak)
+    assert found.dtype == jnp.float32
+    assert_close(found.array, expected.array, 0)
+
+
+@natively
+def test_plain_arrays_are_scalars(backend):
+    x, y = jnp.arange(6.0).reshape(2, 3), e3nn.IrrepsArray("1o", jnp.arange(3.0))
+    with only(backend):
+        found = product(backend)(x, y)
+    assert found.irreps == e3nn.tensor_product(x, y).irreps == "3x1o"
+    expected = x[:, :, None] * y.array
+    np.testing.assert_allclose(found.array, expected.reshape(2, 9), rtol=2e-7)  # two roundings
+
+
+@pytest.mark.parametrize(
+    "keep", ["0e + 1o", "4x1o", e3nn.Irrep("1o"), [e3nn.Irrep("0e"), "1o"], (e3nn.Irrep("2e"),), []]
+)
+@pytest.mark.parametrize("op", [ops.tensor_product, ops.graph_tensor_product])
+def test_filters_of_irreps_are_given_as_to_e3nn(op, keep):
+    expected = e3nn.tensor_product("2x0e + 1o", "0e + 1o", filter_ir_out=keep)
+    assert op("2x0e + 1o", "0e + 1o", filter_ir_out=keep) == expected
+
+
+@pytest.mark.parametrize(
+    ("option", "values", "ours", "theirs"),
+    [
+        (
+            "irrep_normalization",
+            ("component", "norm"),
+            lambda x: ops.tensor_product(x, x, backend="xla").array,
+            lambda x: e3nn.tensor_product(x, x).array,
+        ),
+        (
+            "gradient_normalization",
+            ("element", "path"),
+            lambda x: ops.Linear("2x1o", backend="xla").init(KEY, x),
+            lambda x: e3nn.flax.Linear("2x1o").init(KEY, x),
+        ),
+    ],
+)
+def test_the_configuration_of_e3nn_is_followed(option, values, ours, theirs):
+    """That of now, and not of the first call with these irreps."""
+    x, before, found = normal("2x1o+3x1o"), e3nn.config(option), []
+    try:
+        for value in values:
+            e3nn.config(option, value)
+            found.append(ours(x))
+            assert_close(found[-1], theirs(x), 1e-6)
+    finally:
+        e3nn.config(option, before)
+    one, other = map(jax.tree.leaves, found)
+    assert abs(one[0] - other[0]).max() > 0.01
+
+
+@pytest.mark.parametrize("backend", tiers.KERNELS)
+@pytest.mark.parametrize("normalization", tiers.slow_unless(["norm"], "component", "norm", "none"))
+def test_normalizations_filters_and_broadcasting_of_a_layer(backend, normalization):
+    x, y = (
+        e3nn.normal(irreps, jax.random.key(n), shape)
+        for n, (irreps, shape) in enumerate((("3x0e+2x1o", (2, 1)), ("0e+1o", (3,))))
+    )
+    options = {"irrep_normalization": normalization, "filter_ir_out": ["0e", "1o", "1e"]}
+    found, expected = (
+        ops.TensorProductLinear("4x0e+2x1o", backend=b, **options).init_with_output(KEY, x, y)[0]
+        for b in (backend, "e3nn")
+    )
+    assert found.shape == (2, 3, 10)
+    assert_close(found.array, expected.array, 1e-6)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -118,30 +220,22 @@ def test_operands_and_parameters_of_two_widths_promote(x64, name, widths, backen
     assert_close(out.array, exact, 100 * unit)
 
 
-class TestArgumentsOfLinear:
-    """They are those of e3nn's Linear, in its order."""
+def test_arguments_of_linear_are_e3nns_in_its_order():
+    names = [f for f in e3nn.flax.Linear.__dataclass_fields__ if f not in ("parent", "name")]
+    assert [*ops.Linear.__dataclass_fields__][: len(names)] == names
+    assert ops.Linear("4x0e", biases=True, name="linear").clone(name="other").biases
 
-    def test_by_position(self):
-        names = [f for f in e3nn.flax.Linear.__dataclass_fields__ if f not in ("parent", "name")]
-        assert [*ops.Linear.__dataclass_fields__][: len(names)] == names
-        assert ops.Linear("4x0e", biases=True, name="linear").clone(name="other").biases
 
-    @NATIVE
-    def test_irreps_in_are_checked(self, backend):
-        x = normal("2x0e+1o+1x0e")
-        module = ops.Linear("4x0e", irreps_in="3x0e+1o", backend=backend)
-        assert list(module.init(KEY, x)["params"]) == ["w[0,0] 3x0e,4x0e"]
-        with pytest.raises(ValueError, match=r"2x0e\+1x1o\+1x0e.*4x0e"):
-            ops.Linear("4x0e", irreps_in="4x0e", backend=backend).init(KEY, x)
+@NATIVE
+def test_irreps_in_of_linear_are_checked(backend):
+    x = normal("2x0e+1o+1x0e")
+    module = ops.Linear("4x0e", irreps_in="3x0e+1o", backend=backend)
+    assert list(module.init(KEY, x)["params"]) == ["w[0,0] 3x0e,4x0e"]
+    with pytest.raises(ValueError, match=r"2x0e\+1x1o\+1x0e.*4x0e"):
+        ops.Linear("4x0e", irreps_in="4x0e", backend=backend).init(KEY, x)
 
 
 EDGES = ops.Edges.from_arrays([0, 1], [1, 2], ROWS)
-PAIR = np.array([0, 1]), np.array([1, 2])
-
-
-def test_a_traced_number_of_nodes_is_refused():
-    with pytest.raises(TypeError, match=r"num_nodes is the size .* make it static"):
-        jax.jit(lambda n: ops.Edges.from_arrays(*PAIR, n))(3)
 
 
 def traced(function):

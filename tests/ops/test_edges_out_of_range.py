@@ -1,6 +1,7 @@
 """Edges and indices that are out of range: what the kernels say of them, and that none wraps."""
 
 import dataclasses
+import functools
 
 import e3nn_jax as e3nn
 import jax
@@ -12,11 +13,12 @@ from eqfuse import ops
 from tests.ops import tiers
 from tests.ops.parity import BACKENDS
 
+X, Y = (e3nn.normal("2x0e", jax.random.key(0), (rows,)) for rows in (2, 3))
 
-def product(senders, receivers):
+
+def product(senders, receivers, backend="llvm"):
     edges = ops.Edges.from_arrays(senders, receivers, 2)
-    x, y = (e3nn.normal("2x0e", jax.random.key(0), (rows,)) for rows in (2, 3))
-    return ops.graph_tensor_product(x, y, None, edges, backend="llvm").array
+    return ops.graph_tensor_product(X, Y, None, edges, backend=backend).array
 
 
 @pytest.mark.parametrize("out", [2, 5, -1])
@@ -35,18 +37,13 @@ def test_the_message_names_the_ends_and_their_range(out):
 def test_edges_out_of_range_under_vmap():
     """Those of no graph of a batch become edges of another, or of its last node."""
     inside, outside = jnp.array([[0, 1, 1], [1, 0, 0]]), jnp.array([[0, 1, 2], [1, 0, 1]])
-    x, y = (e3nn.normal("2x0e", jax.random.key(0), (rows,)) for rows in (2, 3))
     for ends in ((inside, outside), (outside, inside)):
         with pytest.raises(jax.errors.JaxRuntimeError, match=r"outside \[0, 4\)|must be in"):
             jax.block_until_ready(jax.jit(jax.vmap(product))(*ends))
 
-    def by_xla(senders, receivers):
-        edges = ops.Edges.from_arrays(senders, receivers, 2)
-        return ops.graph_tensor_product(x, y, None, edges, backend="xla").array
-
-    found = jax.vmap(by_xla)(inside, outside)
+    found = jax.vmap(functools.partial(product, backend="xla"))(inside, outside)
     for n, kept in enumerate((2, 3)):
-        messages = e3nn.tensor_product(x[inside[n, :kept]], y[:kept])
+        messages = e3nn.tensor_product(X[inside[n, :kept]], Y[:kept])
         expected = e3nn.scatter_sum(messages, dst=outside[n, :kept], output_size=2)
         np.testing.assert_allclose(found[n], expected.array, atol=1e-6)
 
@@ -57,21 +54,15 @@ def test_edges_whose_order_is_not_that_of_their_ends(end, order):
     """On the host at once, also where it is a permutation; traced, when a native kernel runs."""
     edges = ops.Edges.from_arrays(np.array([0, 1, 1]), np.array([0, 1, 1]), 2)
     wrong = dataclasses.replace(edges, **{f"{end}_order": np.array(order, np.int32)})
-    x, y = (e3nn.normal("2x0e", jax.random.key(0), (rows,)) for rows in (2, 3))
 
     def compute(x, edges):
-        return ops.graph_tensor_product(x, y, None, edges, backend="llvm").array.sum()
+        return ops.graph_tensor_product(x, Y, None, edges, backend="llvm").array.sum()
 
     with pytest.raises(ValueError, match=f"{end}_order must list all 3 edges in the order of"):
-        compute(x, wrong)
+        compute(X, wrong)
     if len(order) == 3:
         with pytest.raises(jax.errors.JaxRuntimeError, match=rf"{end}_order"):
-            jax.block_until_ready(jax.jit(jax.value_and_grad(compute))(x, wrong))
-
-
-def test_edges_without_nodes_are_refused():
-    with pytest.raises(ValueError, match="there are 2 edges, and no nodes"):
-        jax.jit(lambda s: ops.Edges.from_arrays(s, s, 0).senders)(np.array([0, 1]))
+            jax.block_until_ready(jax.jit(jax.value_and_grad(compute))(X, wrong))
 
 
 WIDE = (2**32 + 1, -(2**32) + 1, 2**31 + 1, 2**63 - 1, -(2**63))
@@ -106,14 +97,24 @@ def test_ends_on_the_host_are_refused_beside_traced_ones(out):
         jax.jit(lambda r: product(outside, r))(inside)
 
 
+ON_THE_HOST = ops.Edges.from_arrays
+TRACED = jax.jit(ON_THE_HOST, static_argnums=2)
+
+
+@pytest.mark.parametrize("make", [ON_THE_HOST, TRACED], ids=["on the host", "traced"])
 @pytest.mark.parametrize("num_nodes", [-1, -(2**31), 2**31])
 @pytest.mark.parametrize("end", [[], [0]])
-def test_an_impossible_number_of_nodes_is_refused(num_nodes, end):
-    end = np.array(end, int)
-    with pytest.raises(ValueError, match=f"from 0 to 2147483647, got {num_nodes}"):
-        ops.Edges.from_arrays(end, end, num_nodes)
-    with pytest.raises(ValueError, match="num_nodes must be from 0 to 2147483647"):
-        jax.jit(lambda s: ops.Edges.from_arrays(s, s, num_nodes).senders)(end)
+def test_an_impossible_number_of_nodes_is_refused(num_nodes, end, make):
+    message = f"num_nodes must be from 0 to 2147483647, got {num_nodes}"
+    with pytest.raises(ValueError, match=message):
+        make(np.array(end, int), np.array(end, int), num_nodes)
+
+
+def test_numbers_of_nodes_that_do_not_fit_traced_ends():
+    with pytest.raises(ValueError, match="there are 2 edges, and no nodes"):
+        TRACED(*np.array([[0, 1], [1, 2]]), 0)
+    with pytest.raises(TypeError, match=r"num_nodes is the size .* make it static"):
+        jax.jit(ON_THE_HOST)(*np.array([[0, 1], [1, 2]]), 3)
 
 
 INDEX = np.array([0, -1, 3, 5, -4, -9, *WIDE])
@@ -125,27 +126,17 @@ def op_of_an_index(name, backend):
     """Return parameters, and a function of them, x and an index."""
     if name == "contraction":
         options = {"irreps_out": "2x0e+2x1o", "correlation": 1, "backend": backend}
-        return jax.random.normal(
-            jax.random.key(1), (3, 2, 2)
-        ), lambda weights, x, index: ops.symmetric_contraction(x, weights, index, **options).array
+        op = functools.partial(ops.symmetric_contraction, **options)
+        weights = jax.random.normal(jax.random.key(1), (3, 2, 2))
+        return weights, lambda weights, x, index: op(x, weights, index).array
     module = ops.Linear("2x0e+1o", num_indexed_weights=3, backend=backend)
     x = e3nn.IrrepsArray("2x0e+2x1o", jnp.ones((len(INDEX), 8)))
     params = module.init(jax.random.key(2), NEAREST, x)
     return params, lambda params, x, index: module.apply(params, index, x).array
 
 
-@pytest.mark.parametrize(
-    ("name", "backend"),
-    [
-        pytest.param(
-            n,
-            *b.values,
-            marks=pytest.mark.slow if b.values == ("triton",) and n != "linear" else b.marks,
-        )
-        for n in ("linear", "contraction")
-        for b in tiers.slow_unless(["llvm", "triton"], *BACKENDS, "e3nn")
-    ],
-)
+@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm", "triton"], *BACKENDS, "e3nn"))
+@pytest.mark.parametrize("name", ["linear", "contraction"])
 def test_an_index_of_weights_out_of_range_is_the_nearest(name, backend):
     """In the value and in the gradients, of the weights too; none wraps, traced or on the host."""
     params, op = op_of_an_index(name, backend)

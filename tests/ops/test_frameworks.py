@@ -1,5 +1,7 @@
 """`ops.haiku` and `ops.equinox`: e3nn's parameters and results."""
 
+import functools
+
 import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,7 @@ import pytest
 
 from eqfuse import ops
 from tests.child import run_python
+from tests.ops.parity import assert_close
 
 NODES, EDGES, CHANNELS = 5, 9, 3
 X, Y, OUT = e3nn.Irreps("4x0e+3x1o"), e3nn.Irreps("0e+1o"), e3nn.Irreps("5x0e+2x1o+2e")
@@ -36,13 +39,7 @@ OF_E3NN = ("channels", "mixed", "per channel")
 
 
 @pytest.fixture(autouse=True)
-def x64():
-    with jax.enable_x64(True):
-        yield
-
-
-@pytest.fixture
-def on_xla(monkeypatch):
+def _on_xla(x64, monkeypatch):
     monkeypatch.setenv("EQFUSE_BACKEND", "xla")
 
 
@@ -52,24 +49,27 @@ def operands_of(name):
     return options, ([x] if first is None else [jnp.asarray(first), x])
 
 
-def assert_same(found, expected):
-    """Assert equal trees of equal arrays, at the rounding of float64."""
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12), found, expected
-    )
+same = functools.partial(assert_close, tolerance=1e-12, least=1.0)
+"""Equal trees of equal arrays, at the rounding of float64."""
 
 
-def with_gradients(function, *operands):
-    """Return the result and the gradients of all operands for a random cotangent."""
-    out = function(*operands)
+def with_gradients(function, params):
+    """Return the result and the gradients of the parameters for a random cotangent."""
+    out = function(params)
     cotangent = np.random.default_rng(2).normal(size=out.shape)
-    scalar = lambda *o: jnp.sum(function(*o).array * cotangent)  # noqa: E731
-    return out, jax.grad(scalar, tuple(range(len(operands))))(*operands)
+    return out, jax.grad(lambda p: jnp.sum(function(p).array * cotangent))(params)
+
+
+def assert_agree(name, results, ours, theirs):
+    """Compare the results of two modules, and what computes ours."""
+    with ops.recorded() as calls:
+        found = results(ours)
+    assert {call.backend for call in calls} == {"e3nn" if name in OF_E3NN else "xla"}
+    same(found, results(theirs))
 
 
 @pytest.mark.parametrize("name", HAIKU)
-def test_haiku_linear_is_e3nns(name, on_xla):
+def test_haiku_linear_is_e3nns(name):
     hk = pytest.importorskip("haiku")
     options, operands = operands_of(name)
 
@@ -79,15 +79,14 @@ def test_haiku_linear_is_e3nns(name, on_xla):
 
     ours, theirs = network(ops.haiku.Linear), network(e3nn.haiku.Linear)
     params = theirs.init(jax.random.key(0), *operands)
-    assert_same(ours.init(jax.random.key(0), *operands), params)
-    with ops.recorded() as calls:
-        found = with_gradients(lambda p: ours.apply(p, *operands), params)
-    assert {call.backend for call in calls} == {"e3nn" if name in OF_E3NN else "xla"}
-    assert_same(found, with_gradients(lambda p: theirs.apply(p, *operands), params))
+    same(ours.init(jax.random.key(0), *operands), params)
+    assert_agree(
+        name, lambda n: with_gradients(lambda p: n.apply(p, *operands), params), ours, theirs
+    )
 
 
 @pytest.mark.parametrize("name", HAIKU)
-def test_equinox_linear_is_e3nns(name, on_xla):
+def test_equinox_linear_is_e3nns(name):
     eqx = pytest.importorskip("equinox")
     options, operands = operands_of(name)
     if name == "channels":  # e3nn's has them on the result alone
@@ -97,17 +96,14 @@ def test_equinox_linear_is_e3nns(name, on_xla):
 
     theirs = e3nn.equinox.Linear(key=jax.random.key(0), **options)
     ours = ops.equinox.Linear(key=jax.random.key(0), **options)
-    assert_same(ours._weights, theirs._weights)
+    same(ours._weights, theirs._weights)
 
-    def of(module):
+    def results(module):
         arrays, rest = eqx.partition(module, eqx.is_array)
-        out, [grad] = with_gradients(lambda a: eqx.combine(a, rest)(*operands), arrays)
+        out, grad = with_gradients(lambda a: eqx.combine(a, rest)(*operands), arrays)
         return out, grad._weights
 
-    with ops.recorded() as calls:
-        found = of(ours)
-    assert {call.backend for call in calls} == {"e3nn" if name in OF_E3NN else "xla"}
-    assert_same(found, of(theirs))
+    assert_agree(name, results, ours, theirs)
 
 
 def test_errors_are_e3nns():

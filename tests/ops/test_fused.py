@@ -1,7 +1,9 @@
 """Fused ops beside what test_products.py asks of all: launches, bits, and what is in no array."""
 
 import math
+import pathlib
 import re
+import runpy
 
 import e3nn_jax as e3nn
 import jax
@@ -13,11 +15,8 @@ from eqfuse import ops
 from eqfuse.ops.primitives import choice
 from tests import interpreter
 from tests.ops.layers import EDGES, LAYERS, NODES, Layer, rows
-from tests.ops.parity import (
-    NEEDS_TRITON,
-    along_random_directions,
-    assert_close,
-)
+from tests.ops.parity import NEEDS_TRITON, along_random_directions, assert_close
+from tests.ops.test_what_runs import functions
 
 
 def in_dtype(case: Layer, dtype=None) -> tuple[jax.Array, ...]:
@@ -76,40 +75,14 @@ def test_operands_of_many_components_are_shared_among_programs(x64):
     assert_close(value_and_vjp(case, "triton", "always"), value_and_vjp(case, "e3nn"), 1e-12)
 
 
-def test_many_rows_in_parts(x64):
-    """Float64, 1e-12: rows are cut into parts, whose sums of the gradients of weights are added."""
-    rng = np.random.default_rng(0)
-    x, y = (
-        e3nn.IrrepsArray(i, jnp.asarray(rng.normal(size=(601, e3nn.Irreps(i).dim))))
-        for i in ("3x0e+2x1o", "0e+1o")
-    )
-    module = ops.TensorProductLinearGate("3x0e+2x0e+2x1o", fused="always", backend="llvm")
-    params = module.init(jax.random.key(0), x, y)
-
-    def gradients(module):
-        def energy(params, x, y):
-            return jnp.sum(module.apply(params, x, y).array ** 2)
-
-        return jax.jit(jax.grad(energy, (0, 1, 2)))(params, x, y)
-
-    reference = module.clone(backend="e3nn", fused=None)
-    assert_close(gradients(module), gradients(reference), 1e-12)
-
-
-def lowered(case: Layer, fused: str, order: str) -> str:
+def lowered(case: Layer, fused: str, order: int) -> str:
     """Return the text of the value of a case, its gradients, or those of a loss on its forces."""
-    params, arrays = case.split(in_dtype(case, "float32"))
 
-    def energy(arrays, params):
-        operands = *jax.tree.leaves(params), *arrays
-        return jnp.sum(case.function("triton", fused)(*operands) ** 3)
+    def apply(params, arrays):
+        return case.function("triton", fused)(*jax.tree.leaves(params), *arrays)
 
-    def loss(arrays, params):
-        forces = jax.grad(energy)(arrays, params)
-        return sum(jnp.sum(force**2) for force in jax.tree.leaves(forces))
-
-    gradients = {"gradient": jax.grad(energy, (0, 1)), "loss": jax.grad(loss, (0, 1))}
-    return jax.jit(gradients.get(order, energy)).lower(arrays, params).as_text()
+    operands = case.split(in_dtype(case, "float32"))
+    return jax.jit(functions(apply)[order]).lower(*operands).as_text()
 
 
 def size_of_product(case: Layer) -> int:
@@ -120,7 +93,7 @@ def size_of_product(case: Layer) -> int:
 
 @NEEDS_TRITON
 @pytest.mark.usefixtures("any_product_is_large")
-@pytest.mark.parametrize("order", ["value", "gradient", "loss"])
+@pytest.mark.parametrize("order", range(3), ids=["value", "gradient", "loss"])
 @pytest.mark.parametrize(
     "name", ["graph-channelwise-small", pytest.param("rows-gate", marks=pytest.mark.slow)]
 )
@@ -133,7 +106,7 @@ def test_the_product_of_all_rows_is_in_no_array(fused, name, order):
     leading = re.findall(rf"tensor<([\dx]+)x{size_of_product(case)}xf32>", text)
     is_there = any(math.prod(map(int, shape.split("x"))) >= rows - rows % 3 for shape in leading)
     # second derivatives of a kernel over rows are those of the parts
-    assert is_there == (fused == "never" or (fused, order) == ("always", "loss"))
+    assert is_there == (fused == "never" or (fused, order) == ("always", 2))
 
 
 @NEEDS_TRITON
@@ -146,3 +119,13 @@ def test_blocks_begin(monkeypatch):
         with ops.recorded() as calls:
             case.function("triton")(*in_dtype(case))
         assert calls[-1].fused.startswith(expected)
+
+
+@pytest.mark.slow
+def test_the_example_of_a_fused_layer_runs(capsys):
+    """With e3nn's parameters; its largest difference from e3nn is of float32."""
+    example = pathlib.Path(__file__).parents[2] / "examples" / "fuse_a_layer.py"
+    runpy.run_path(str(example))["main"]()
+    said = capsys.readouterr().out
+    found = re.search(r"32x0e\+16x1o, largest difference (\S+)", said)
+    assert float(found[1]) < 1e-4, said

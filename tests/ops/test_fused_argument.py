@@ -1,7 +1,5 @@
 """The argument `fused`: what it says, and what it refuses. Results: test_fused.py."""
 
-import dataclasses
-
 import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
@@ -11,11 +9,11 @@ import pytest
 from eqfuse import models, ops
 from eqfuse.ops.info import info
 from eqfuse.ops.primitives import choice
+from tests.ops.cases import GRAPH
 from tests.ops.layers import LAYERS as CASES
 from tests.ops.layers import NODES, Layer, bare
 
 NAMED, FLOAT32 = CASES["rows-linear"], jnp.float32
-ERF = dataclasses.replace(CASES["rows-gate"], options=(("even_act", jax.scipy.special.erf),))
 MANY = bare("257x0e", "0e", "2x0e")
 REFUSED = {
     "xla": (NAMED, "xla", FLOAT32, "computes op by op"),
@@ -23,7 +21,7 @@ REFUSED = {
     "bfloat16": (NAMED, "llvm", jnp.bfloat16, "of float32 and float64"),
     "a sum by node": (CASES["graph-small"], "llvm", FLOAT32, "this product is summed by node"),
     "channels": (MANY, "triton", FLOAT32, "at most 256 channels, and these are 257"),
-    "an activation": (ERF, "llvm", FLOAT32, "kernels cannot compute an activation"),
+    "an activation": (CASES["rows-erf"], "llvm", FLOAT32, "kernels cannot compute an activation"),
 }
 
 
@@ -55,14 +53,12 @@ def test_always_is_refused_where_the_sums_of_a_node_are_several_kernels():
 
 
 def test_never_on_a_graph_gathers_and_sums(x64):
-    edges = ops.Edges.from_arrays(np.array([0, 1, 2, 2]), np.array([1, 0, 0, 1]), 4)
-    rng = np.random.default_rng(0)
-    x = e3nn.IrrepsArray("3x0e+2x1o", jnp.asarray(rng.normal(size=(4, 9))))
-    y = e3nn.IrrepsArray("0e+1o", jnp.asarray(rng.normal(size=(4, 4))))
-    w = jnp.asarray(rng.normal(size=(4, e3nn.tensor_product(x.irreps, y.irreps).num_irreps)))
+    case = GRAPH["mul-5"]
+    x, y, w = case.operands()
 
     def product(fused):
-        return ops.graph_tensor_product(x, y, w, edges, backend="llvm", fused=fused).array
+        operands = *case.irreps_arrays(x, y), w, case.graph.edges()
+        return ops.graph_tensor_product(*operands, backend="llvm", fused=fused).array
 
     assert "scatter" in str(jax.make_jaxpr(lambda: product("never"))())
     assert "scatter" not in str(jax.make_jaxpr(lambda: product("auto"))())

@@ -11,22 +11,30 @@ import pytest
 from eqfuse import ops
 from tests.ops import tiers
 from tests.ops.cases import GRAPH, SMALL, Case, Graph
-from tests.ops.parity import BACKENDS, along_random_directions, error, largest, only
+from tests.ops.parity import (
+    BACKENDS,
+    along_random_directions,
+    assert_close,
+    error,
+    largest,
+    only,
+)
 
 all_backends = pytest.mark.parametrize("backend", BACKENDS)
 kernels = pytest.mark.parametrize("backend", tiers.KERNELS)
 CASE = GRAPH["mul-5"]
 
 
-def everything(case: Case, backend: str, operands):
-    """Value, and gradients for a random cotangent, in float64."""
-    with jax.enable_x64(True), only(backend):
-        return value_and_gradients(case.function(backend), operands)
-
-
 def value_and_gradients(function, operands):
-    found = along_random_directions(function, *operands, orders=("value", "vjp"))
+    """Return them for a random cotangent, in float64."""
+    with jax.enable_x64(True):
+        found = along_random_directions(function, *operands, orders=("value", "vjp"))
     return jax.tree.map(np.asarray, (found["value"], *found["vjp"]))
+
+
+def everything(case: Case, backend: str, operands):
+    with only(backend):
+        return value_and_gradients(case.function(backend), operands)
 
 
 @all_backends
@@ -79,25 +87,16 @@ def test_edges_may_be_arguments_and_may_be_made_inside_jit(backend):
 
 
 @kernels
-@pytest.mark.parametrize("shape", ["edge", "path"])
-def test_weights_broadcast(shape, backend):
-    """One weight for an edge or one for a path; their gradients are sums."""
+def test_one_weight_for_all_paths_of_an_edge(backend):
+    """Its gradient is a sum; one for a path of all edges is the case one-w of test_products.py."""
     x, y, w = CASE.operands()
-    w = w[:, :1] if shape == "edge" else w[:1]
 
     def reference(x, y, w):
         return CASE.reference(x, y, jnp.broadcast_to(w, CASE.shapes()[2]))
 
-    with jax.enable_x64(True):
-        expected = value_and_gradients(reference, (x, y, w))
-    for a, b in zip(everything(CASE, backend, (x, y, w)), expected, strict=True):
-        assert a.shape == b.shape
-        assert error(a, b) <= 1e-12 * largest(b)
-
-
-def test_irreps_without_arrays():
-    found = ops.graph_tensor_product("2x0e + 1o", "1o", filter_ir_out="0e + 1o")
-    assert found == e3nn.tensor_product("2x0e + 1o", "1o", filter_ir_out="0e + 1o")
+    operands = x, y, w[:, :1]
+    expected = value_and_gradients(reference, operands)
+    assert_close(everything(CASE, backend, operands), expected, 1e-12)
 
 
 @pytest.mark.parametrize("backend", tiers.NATIVELY)
@@ -123,32 +122,31 @@ def test_rows_are_grouped_by_interval_in_their_order():
 )
 def test_nodes_that_only_send_have_no_rows(x64, backend, mul):
     """Values and gradients are those of all nodes, whose last rows are left out."""
-    rng = np.random.default_rng(mul)
-    senders, receivers = rng.integers(0, 9, 20), rng.integers(0, 4, 20)
-    whole = ops.Edges.from_arrays(senders, receivers, 9)
+    rng, irreps, y_irreps = np.random.default_rng(mul), f"{mul}x0e + {mul}x1o", "0e+1o"
+    ends = rng.integers(0, 9, 20), rng.integers(0, 4, 20)
+    whole = ops.Edges.from_arrays(*ends, 9)
     part = dataclasses.replace(whole, num_receivers=4)
-    irreps = e3nn.Irreps(f"{mul}x0e + {mul}x1o")
-    x, y = (jnp.asarray(rng.normal(size=s)) for s in ((9, irreps.dim), (20, 4)))
-    count = e3nn.tensor_product(irreps, "0e+1o").num_irreps
-    w = jnp.asarray(rng.normal(size=(20, count)))
-    layer = ops.TensorProductLinear(irreps, backend=backend, filter_ir_out="0e+1o")
-    operands = e3nn.IrrepsArray(irreps, x), e3nn.IrrepsArray("0e+1o", y)
-    used = e3nn.tensor_product(irreps, "0e+1o", filter_ir_out="0e+1o").num_irreps
-    params = layer.init(jax.random.key(0), *operands, w[:, :used], edges=whole)
+    options = {"filter_ir_out": "0e+1o", "backend": backend}
+    paths = e3nn.tensor_product(irreps, y_irreps, filter_ir_out="0e+1o").num_irreps
+    shapes = (9, e3nn.Irreps(irreps).dim), (20, 4), (20, paths)
+    arrays = [jnp.asarray(rng.normal(size=s)) for s in shapes]
+    layer = ops.TensorProductLinear(irreps, **options)
+
+    def operands(x, y, w):
+        return e3nn.IrrepsArray(irreps, x), e3nn.IrrepsArray(y_irreps, y), w
+
+    params = layer.init(jax.random.key(0), *operands(*arrays), edges=whole)
 
     @jax.jit
-    def values(edges, x, y, w):
-        a, b = e3nn.IrrepsArray(irreps, x), e3nn.IrrepsArray("0e+1o", y)
-        product = ops.graph_tensor_product(a, b, w, edges, backend=backend).array
-        return product, layer.apply(params, a, b, w[:, :used], edges=edges).array
+    def values(edges, *arrays):
+        product = ops.graph_tensor_product(*operands(*arrays), edges, **options)
+        return product.array, layer.apply(params, *operands(*arrays), edges=edges).array
 
     def total(edges, *arrays):
         return sum(jnp.sum(jnp.sin(out[:4])) for out in values(edges, *arrays))
 
-    for found, expected in zip(values(part, x, y, w), values(whole, x, y, w), strict=True):
-        assert found.shape[0] == 4
-        np.testing.assert_allclose(found, expected[:4], rtol=1e-12, atol=1e-12)
-    found, expected = (jax.jit(jax.grad(total, (1, 2, 3)))(e, x, y, w) for e in (part, whole))
-    for f, e in zip(found, expected, strict=True):
-        np.testing.assert_allclose(f, e, rtol=1e-11, atol=1e-11)
+    expected = [out[:4] for out in values(whole, *arrays)]
+    assert_close([*values(part, *arrays)], expected, 1e-12)
+    found, expected = (jax.jit(jax.grad(total, (1, 2, 3)))(e, *arrays) for e in (part, whole))
+    assert_close(found, expected, 1e-11)
     assert np.abs(expected[0][4:]).max() > 0.01  # of nodes that only send

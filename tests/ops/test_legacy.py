@@ -20,6 +20,15 @@ PATHS = [(0, 0, 0, 0), (0, 1, 1, 1), (1, 0, 1, 2), (1, 1, 0, 3), (1, 1, 2, 4)]
 """i_in1, i_in2, l of the output, and its number: of X and y, 0e+1o, with these multiplicities."""
 
 
+CASES = {
+    "uvu": (1, "uvu", {}),
+    "uvu, channels of y": (2, "uvu", {"path_normalization": "path"}),
+    "uvu without weights": (2, "uvu", {"has_weight": False}),
+    "uvuv": (2, "uvuv", {"irrep_normalization": "norm"}),
+    "uvw": (2, "uvw", {"gradient_normalization": "path"}),
+}
+
+
 def product(lib, mul_y, mode, has_weight=True, **options):
     y = mul_y * e3nn.Irreps("0e+1o")
     muls = {"uvu": 1, "uvw": 1, "uvuv": mul_y}[mode]
@@ -31,51 +40,45 @@ def product(lib, mul_y, mode, has_weight=True, **options):
     return y, lib.FunctionalTensorProduct(X, y, out, paths, **options)
 
 
-def weights_of(tp, flat, shape=()):
-    shapes = [i.path_shape for i in tp.instructions if i.has_weight]
-    rng = np.random.default_rng(1)
-    arrays = [jnp.asarray(rng.normal(size=(*shape, *s))) for s in shapes]
-    if not flat or not arrays:
-        return arrays
-    return jnp.concatenate([a.reshape(*shape, -1) for a in arrays], axis=-1)
+def problem(name, flat=True, graph=False):
+    """Return e3nn's product and ours, their instructions, and operands: of rows, or on a graph.
 
-
-CASES = {
-    "uvu": (1, "uvu", {}),
-    "uvu, channels of y": (2, "uvu", {"path_normalization": "path"}),
-    "uvu without weights": (2, "uvu", {"has_weight": False}),
-    "uvuv": (2, "uvuv", {"irrep_normalization": "norm"}),
-    "uvw": (2, "uvw", {"gradient_normalization": "path"}),
-}
-
-
-@pytest.mark.parametrize(("name", "flat"), [*((name, True) for name in CASES), ("uvu", False)])
-def test_rows_and_gradients_are_e3nns(name, flat):
+    On a graph, "uvw" has weights of all edges, as elsewhere each row has its own.
+    """
     mul_y, mode, options = CASES[name]
+    shared = graph and mode == "uvw"
 
     def function(lib):
         y, tp = product(lib, mul_y, mode, **options)
 
         def rows(x, y_array, *weights):
             weights = weights[0] if flat and weights else list(weights)
-            operands = e3nn.IrrepsArray(X, x), e3nn.IrrepsArray(y, y_array)
-            return e3nn.utils.vmap(tp.left_right)(weights, *operands)
+            x = e3nn.IrrepsArray(X, x)[SENDERS] if graph else e3nn.IrrepsArray(X, x)
+            op = functools.partial(tp.left_right, weights) if shared else tp.left_right
+            operands = (x, e3nn.IrrepsArray(y, y_array))
+            m = e3nn.utils.vmap(op)(*(operands if shared else (weights, *operands)))
+            return e3nn.scatter_sum(m, dst=RECEIVERS, output_size=NODES) if graph else m
 
-        return rows, tp, y
+        return rows, tp.instructions
 
-    with jax.enable_x64(True):
-        theirs, tp, y = function(e3nn.legacy)
-        ours, own, _ = function(ops)
-        assert own.instructions == tp.instructions
-        given = weights_of(tp, flat, (EDGES,))
-        given = list(given) if isinstance(given, list) else [given]
-        rng = np.random.default_rng(2)
-        operands = [jnp.asarray(rng.normal(size=(EDGES, i.dim))) for i in (X, y)] + given
-        found, expected = ours(*operands), theirs(*operands)
-        assert found.irreps == expected.irreps
-        second = name == "uvw"
-        found, expected = (results(f, operands, second) for f in (ours, theirs))
-        assert_close(found, expected, 1e-12, least=1.0)
+    functions, instructions = zip(*map(function, (e3nn.legacy, ops)), strict=True)
+    rng = np.random.default_rng(2)
+    leading = () if shared else (EDGES,)
+    weights = [rng.normal(size=(*leading, *i.path_shape)) for i in instructions[0] if i.has_weight]
+    if flat and weights:
+        weights = [np.concatenate([a.reshape(*leading, -1) for a in weights], axis=-1)]
+    sizes = (NODES if graph else EDGES, X.dim), (EDGES, mul_y * 4)
+    arrays = *(rng.normal(size=size) for size in sizes), *weights
+    return functions, instructions, [*map(jnp.asarray, arrays)]
+
+
+@pytest.mark.parametrize(("name", "flat"), [*((name, True) for name in CASES), ("uvu", False)])
+def test_rows_and_gradients_are_e3nns(name, flat, x64):
+    (theirs, ours), instructions, operands = problem(name, flat)
+    assert instructions[0] == instructions[1]
+    assert ours(*operands).irreps == theirs(*operands).irreps
+    found, expected = (results(f, operands, name == "uvw") for f in (ours, theirs))
+    assert_close(found, expected, 1e-12, least=1.0)
 
 
 def test_blocks_that_are_zero_and_other_modes_are_e3nns():
@@ -97,32 +100,13 @@ def test_blocks_that_are_zero_and_other_modes_are_e3nns():
         tp.left_right(jnp.ones(4), *(e3nn.normal(i, jax.random.key(0)) for i in (X, "1o")))
 
 
-@pytest.mark.usefixtures("one_op")
+@pytest.mark.usefixtures("one_op", "x64")
 @pytest.mark.parametrize("name", ["uvu", "uvw"])
 def test_fuse_takes_it_to_the_graph(name, capsys):
     """As in the NequIPs of jax-md and mlip ("uvu"), and with weights of all edges ("uvw")."""
-    mul_y, mode, options = CASES[name]
-
-    def function(lib):
-        y, tp = product(lib, mul_y, mode, **options)
-
-        def layer(x, y_array, weights):
-            operands = e3nn.IrrepsArray(X, x)[SENDERS], e3nn.IrrepsArray(y, y_array)
-            of_row = functools.partial(tp.left_right, weights) if mode == "uvw" else tp.left_right
-            m = e3nn.utils.vmap(of_row)(*([] if mode == "uvw" else [weights]), *operands)
-            return e3nn.scatter_sum(m, dst=RECEIVERS, output_size=NODES)
-
-        return layer, tp, y
-
-    with jax.enable_x64(True):
-        theirs, tp, y = function(e3nn.legacy)
-        weights = weights_of(tp, True, () if mode == "uvw" else (EDGES,))
-        rng = np.random.default_rng(2)
-        operands = [jnp.asarray(rng.normal(size=s)) for s in ((NODES, X.dim), (EDGES, y.dim))]
-        operands.append(weights)
-        fused = ops.fuse(function(ops)[0], report=True)
-        found, expected = (results(f, operands, False) for f in (fused, theirs))
-        report = capsys.readouterr().out
-        assert "as written" not in report
-        assert ("TensorProductLinear" if mode == "uvw" else "graph_tensor_product") in report
-        assert_close(found, expected, 1e-12, least=1.0)
+    (theirs, ours), _, operands = problem(name, graph=True)
+    found, expected = (results(f, operands, False) for f in (ops.fuse(ours, report=True), theirs))
+    report = capsys.readouterr().out
+    assert "as written" not in report
+    assert ("TensorProductLinear" if name == "uvw" else "graph_tensor_product") in report
+    assert_close(found, expected, 1e-12, least=1.0)

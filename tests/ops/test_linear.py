@@ -124,23 +124,6 @@ def test_leading_axes_and_vmap(backend):
     np.testing.assert_allclose(of_each.array[1], -expected, rtol=1e-5, atol=1e-6)
 
 
-X = e3nn.IrrepsArray("2x0e+1o", jnp.ones((ROWS, 5)))
-
-
-def test_the_configured_normalisation_holds():
-    """That of now, and not of the first call with these irreps."""
-    default = e3nn.config("path_normalization")
-    params = e3nn.flax.Linear(OUT).init(jax.random.key(0), X)
-    try:
-        for name in ("element", "path"):
-            e3nn.config("path_normalization", name)
-            found = ops.Linear(OUT, backend="xla").init(jax.random.key(0), X)
-            params = e3nn.flax.Linear(OUT).init(jax.random.key(0), X)
-            assert jax.tree.all(jax.tree.map(np.array_equal, found, params))
-    finally:
-        e3nn.config("path_normalization", default)
-
-
 def test_ours_in_the_place_of_e3nns_do_not_call_themselves(monkeypatch):
     x, weights = e3nn.normal("2x0e+1o", jax.random.key(0), (3,)), jnp.ones((3, 4))
     theirs = e3nn.flax.Linear("3x0e+1o")

@@ -24,15 +24,8 @@ GRAPH = Graph(NODES, tuple((n % NODES, n % 7) for n in range(ROWS)))
 CALLS = {"llvm": "custom_call @eqfuse", "triton": "custom_call @xla_ffi_python_cpu_callback"}
 
 
-def lines() -> list[list[str]]:
-    """Return the cells of each line of the table."""
-    table = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
-    first = next(n for n, line in enumerate(cells) if line[:2] == ["op", "over"])
-    return cells[first + 2 :]
-
-
-LINES = lines()
+TABLE = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
+LINES = [[cell.strip() for cell in line.strip("|").split("|")] for line in TABLE[2:]]
 
 
 def problem(op: str, over: str, fused: str, backend: str):

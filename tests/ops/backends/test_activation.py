@@ -15,7 +15,7 @@ from e3nn_jax._src.activation import parity_function
 from eqfuse import ops
 from eqfuse.ops.backends import activations
 from tests.ops import tiers
-from tests.ops.parity import assert_close, initial, only
+from tests.ops.parity import only
 
 # 0.4 is where the kernels' tanh changes from a fraction to exponentials
 POINTS = np.array([0.0, 1e-6, 0.05, 0.39, 0.41, 1.0, 20.0])
@@ -23,7 +23,6 @@ POINTS = np.concatenate([POINTS, -POINTS])[:, None] * (1 + 1e-3 * np.arange(-2, 
 STEP = Decimal("1e-40")  # of the differences that derivatives are taken as
 FUNCTIONS = {function.__name__: function for function in activations.CONSTANTS}
 FUNCTIONS |= {"softplus": jax.nn.softplus, "identity": None}
-ACTIVATIONS = ("even_act", "odd_act", "even_gate_act", "odd_gate_act")
 
 
 def tanh(x):
@@ -180,45 +179,3 @@ def test_activations_are_as_exact_as_e3nns(name, dtype, normalize, backend):
         exact_orders = 1 if name == "tanh" and jax.__version_info__ < (0, 12) else 3
         same = (found[:, 1:n], signs * found[:, n + 1 :])
         np.testing.assert_array_equal(*(a[:exact_orders] for a in same))
-
-
-@pytest.mark.parametrize("backend", tiers.NATIVELY)
-@pytest.mark.parametrize("function", [jnp.sin, jax.scipy.special.erf])
-def test_any_function_is_an_activation(backend, function):
-    """One that kernels cannot compute is e3nn's gate of the fused product and Linear.
-
-    Float32, sums of fewer than 100 products of normal numbers, through a function of slope 2.
-    """
-    x, y, skip = (
-        e3nn.normal(irreps, jax.random.key(n), (5,))
-        for n, irreps in enumerate(("4x0e+3x1o+2x0o", "0e+1o", "5x0e+3x0o+2x1o"))
-    )
-
-    # odd, as an activation of odd scalars is
-    options = {n: lambda x, k=k: function((2 - k / 4) * x) for k, n in enumerate(ACTIVATIONS)}
-    module = ops.TensorProductLinearGate(
-        "5x0e+3x0o+2x1o",
-        force_irreps_out=True,
-        backend=backend,
-        fused="always" if (backend, function) == ("llvm", jnp.sin) else None,
-        **options,
-    )
-    linear = e3nn.flax.Linear("5x0e+3x0o+2x1o", force_irreps_out=True)
-    params = initial(linear, e3nn.tensor_product(x, y))
-    jax.tree.map(np.testing.assert_array_equal, initial(module, x, y), params)
-
-    def theirs(params, x):
-        return e3nn.gate(linear.apply(params, e3nn.tensor_product(x, y)) + skip, **options)
-
-    def both(function):
-        def loss(params, x):
-            out = function(params, x)
-            return jnp.sum(jnp.sin(out.array)), out
-
-        return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(params, x)
-
-    (_, expected), exact = both(theirs)
-    with only(backend, forbidden=("tensor_product",)):  # the gate is e3nn's, and multiplies
-        (_, out), found = both(lambda params, x: module.apply(params, x, y, skip=skip))
-    assert out.irreps == expected.irreps
-    assert_close((out, found), (expected, exact), 200 * 2**-24)

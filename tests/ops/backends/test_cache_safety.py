@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import pathlib
-import runpy
 import stat
 import subprocess
 import sys
@@ -22,15 +21,8 @@ from eqfuse.ops.backends.llvm import machine
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="of systems with modes")
 
 SOMEBODY = 12345
-FAULTS = [
-    pytest.param("group", id="group-writable"),
-    pytest.param("others", id="world-writable"),
-    pytest.param(
-        "owner",
-        id="of-another-user",
-        marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away"),
-    ),
-]
+AS_ROOT = pytest.mark.skipif(getattr(os, "geteuid", int)() != 0, reason="only root gives files")
+FAULTS = ["group", "others", pytest.param("owner", marks=AS_ROOT)]
 
 
 def expose(path: pathlib.Path, fault: str) -> str:
@@ -56,8 +48,6 @@ def module(number: int) -> str:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_native_object_is_not_linked(folder, fault):
-    from eqfuse.ops.backends.llvm import machine
-
     expected, forged = machine.compiled(module(1)), machine.compiled(module(666))
     [entry] = [p for p in (folder / "cpu").iterdir() if p.read_bytes().endswith(expected)]
     good = entry.read_bytes()
@@ -75,9 +65,9 @@ def test_a_planted_native_object_is_not_linked(folder, fault):
 def test_a_planted_triton_kernel_is_not_loaded(folder, monkeypatch, fault):
     pytest.importorskip("triton")
     from eqfuse.ops.backends.triton import compile
+    from tests.ops.backends.triton import row_sum
 
-    case = runpy.run_path(str(pathlib.Path(__file__).parent / "triton" / "row_sum.py"))
-    spec = case["spec"]()
+    spec = row_sum.spec()
     forged = compile.CompiledKernel(spec.name, "sm_80", "forged", b"", 1, 0, 1, 0, 0.0, False)
     kept = compile._kept(spec, "sm_80")
     kept.write(json.dumps({**vars(forged), "binary": ""}).encode())
@@ -264,9 +254,12 @@ def test_the_least_recently_used_files_are_removed(tmp_path, monkeypatch):
         kept("1 GB")
 
 
-def test_native_objects_on_disk_are_bounded(folder, monkeypatch):
-    machine.compiled(module(1))
+def test_native_objects_on_disk_are_rebuilt_and_bounded(folder, monkeypatch):
+    code = machine.compiled(module(1))
     [old] = (folder / "cpu").iterdir()
+    good = old.read_bytes()
+    old.write_bytes(good[:-8] + bytes(8))
+    assert (machine.compiled(module(1)), old.read_bytes()) == (code, good)
     os.utime(old, (time.time() - 2 * 3600,) * 2)
     monkeypatch.setenv("EQFUSE_CACHE_MB", "0")
     machine.compiled(module(2))
@@ -274,9 +267,13 @@ def test_native_objects_on_disk_are_bounded(folder, monkeypatch):
     assert new != old
 
 
-@pytest.mark.parametrize("damage", [lambda c: c[:40], lambda c: c[:-1] + b"3", lambda c: b""])
-def test_damaged_entries_and_those_of_other_keys_are_not_read(tmp_path, damage):
-    kept, other = (Kept(tmp_path, {"source": s, "types": ("*fp32",)}, ".o") for s in "ab")
+@pytest.mark.parametrize(
+    "damage",
+    [lambda c: b"", lambda c: c[:40], lambda c: c[:-1] + b"3", lambda c: c[:-5] + b"5" + c[-4:]],
+    ids=["empty", "cut", "changed at the end", "changed inside"],
+)
+def test_damaged_entries_and_those_of_other_keys_are_not_read(folder, damage):
+    kept, other = (Kept("cpu", {"source": s, "types": ("*fp32",)}, ".o") for s in "ab")
     kept.write(b"the answer is 42")
     assert kept.read() == b"the answer is 42"
     assert other.read() is None

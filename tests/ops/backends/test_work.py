@@ -2,10 +2,14 @@
 
 import functools
 
+import e3nn_jax as e3nn
 import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.interpreters import partial_eval as pe
 
+from eqfuse import ops
 from eqfuse.ops.ir.form import Role
 from eqfuse.ops.primitives import forms as _forms
 from tests.ops.cases import Case, random_arrays
@@ -80,3 +84,38 @@ def test_outside_jit_a_form_is_compiled_once():
     again = function(*(2 * a for a in operands))
     assert _forms.form_p.impl.__wrapped__._cache_size() == before
     np.testing.assert_allclose(again, 8 * np.asarray(first), rtol=1e-5)
+
+
+def test_the_matmuls_of_xla():
+    """One channel has none; and no product is written to be summed over channels."""
+
+    def text(function, *irreps):
+        arrays = [jax.ShapeDtypeStruct((5, e3nn.Irreps(i).dim), "float32") for i in irreps]
+        return jax.jit(function).lower(*arrays).as_text()
+
+    def of(irreps_x, irreps_y):
+        def product(x, y):
+            x, y = e3nn.IrrepsArray(irreps_x, x), e3nn.IrrepsArray(irreps_y, y)
+            return ops.tensor_product(x, y, backend="xla").array
+
+        return product
+
+    assert "dot_general" not in text(of("0e+1o", "0e+1o"), "0e+1o", "0e+1o")
+    assert "dot_general" in text(of("2x0e+2x1o", "0e+1o"), "2x0e+2x1o", "0e+1o")
+    gradient = jax.grad(lambda y, x: jnp.sum(of("7x0e", "0e")(x, y) ** 2))
+    assert "tensor<7xf32>" not in text(gradient, "0e", "7x0e")  # ones, to sum products with
+
+
+@pytest.mark.parametrize("backend", ["xla", "triton"])
+def test_many_channels_on_both_sides_are_repeated_without_a_gather(backend):
+    """Its gradient would be a scatter, ten times slower than the matmul with ones."""
+
+    def product(x, y):
+        operands = e3nn.IrrepsArray("9x0e+9x1o", x), e3nn.IrrepsArray("9x0e+10x1o", y)
+        return ops.tensor_product(*operands, backend=backend).array
+
+    x, y = jnp.ones((2, 36)), jnp.ones((2, 39))
+    text = str(jax.make_jaxpr(lambda x, y: jax.vjp(product, x, y)[1](product(x, y)))(x, y))
+    assert "eqfuse_form" in text
+    assert "gather" not in text
+    assert "scatter" not in text

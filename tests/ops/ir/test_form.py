@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu.cases import CASES
-from eqfuse.ops.ir import products
-from eqfuse.ops.ir.form import Form, Index, Operand, Path, Role, Segment, SegmentRef, derivatives
+from eqfuse.ops.ir import contraction, products
+from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef, derivatives
 
 
 def evaluate(form: Form, arrays: dict, senders=None, receivers=None, num_nodes=0):
@@ -84,21 +84,6 @@ def small(on_graph=True, weighted=True, **options):
     ).form
 
 
-def test_transpose_names_and_zero_cotangents():
-    form = small()
-    _, backward, double = derivatives(form).values()
-    assert [o.name for o in backward.inputs] == ["x", "y", "w", "dout"]
-    assert [o.name for o in backward.outputs] == ["dx", "dy", "dw"]
-    assert [o.role for o in backward.outputs] == [Role.LEFT, Role.RIGHT, Role.OTHER]
-    assert [o.index for o in backward.outputs] == [Index.SENDER, Index.ROW, Index.ROW]
-    names = [o.name for o in double.inputs + double.outputs]
-    assert len(set(names)) == len(names) == 4 + 3 + 4
-    tangents = form.jvp((True, False, False))
-    none = tangents.transpose((False, False, False, True), (False,))
-    assert none.paths == ()
-    assert [o.name for o in none.inputs] == ["x", "y", "w"]
-
-
 def test_paths_of_the_same_factors_are_merged():
     """The derivative of 3 a a is 6 a t_a: one path, whose terms are added."""
     a = Operand("a", 1, (Segment(0, 1, 1, 1),), channels=True)
@@ -144,17 +129,33 @@ def test_forms_that_do_not_fit_are_refused(inputs, output, terms, message):
         Form(inputs, (output,), (path,))
 
 
-def test_derivatives_of_a_matrix():
-    """The derivatives of z = x w / 2 are dx = dz wT / 2 and dw = xT dz / 2."""
-    x, z = (Operand(n, 3 * m, (Segment.mul_ir(0, m, 3),), True) for n, m in (("x", 2), ("z", 4)))
-    path = Path.of_matrix(SegmentRef(0, 0), 1, SegmentRef(0, 0), 0.5, dim=3)
-    form = Form((x, Operand.of_matrix("w", (2, 4))), (z,), (path,), num_sets=5)
-    backward = derivatives(form)["backward"]
-    assert [p.roles for p in backward.paths] == ["wzx", "xzw"]
-    assert [t.scale for t in backward.terms] == [0.5, 0.5]
-    assert [t.output for t in backward.terms] == [0, 1]
-    assert backward.output_shapes(num_rows=7) == [(7, 6), (5, 2, 4)]
-    turned, transposed = dataclasses.replace(backward, num_sets=0).turned()
-    assert transposed == (1,)
-    assert [p.roles for p in turned.paths] == ["xwz", "xzw"]
-    assert turned.inputs[-1].matrix == (4, 2)
+class Products(contraction.Contraction):
+    """Counts products of two components, for kernels in which sums leave two vectors together."""
+
+    TOGETHER, NUMBERS, count = 2, False, 0
+
+    def load(self, *name):
+        return 1.0
+
+    def multiply(self, a, b):
+        self.count += 1
+        return a * b
+
+    def number(self, number):
+        return number
+
+    def scaled(self, scale, value):
+        return scale
+
+    def total(self, parts):
+        return 1.0
+
+
+def test_products_are_shared_by_paths_to_other_outputs():
+    """The nine products of two vectors serve the scalar, the vector and the tensor of them."""
+    vector = e3nn.Irreps("1o")
+    form = products.channelwise_tensor_product(vector, vector, None, "component").form
+    computed = Products(form)
+    for path in form.paths:
+        computed.values(path)
+    assert (len(form.paths), computed.count) == (3, 9)

@@ -1,5 +1,6 @@
 """Kernels are chosen by what was measured; here by a clock of the test's own, on native kernels."""
 
+import concurrent.futures
 import json
 import os
 import types
@@ -16,6 +17,7 @@ from benchmarks.gpu import steps
 from eqfuse import models, ops
 from eqfuse.ops.info import info
 from eqfuse.ops.primitives import choice, forms, layer, lowering, measured, measuring
+from tests import interpreter  # noqa: F401  (runs backend "triton" on this CPU)
 from tests.child import run_python
 from tests.small_runs import train_on_copper
 
@@ -75,51 +77,34 @@ def measure(timer, made=None):
     return ops.measure(made, *made.args, timer=timer)
 
 
-def test_the_fastest_is_chosen_and_kept():
-    before = Layer().text()
-    [found] = measure(clock(NATIVE=2.0, APART=1.0))
-    assert before == "fused: 256 rows or more"
-    assert (found.result.chosen, found.result.ms, found.is_new) == (
-        "APART",
-        {"NATIVE": 2000.0, "APART": 1000.0},
-        True,
-    )
+def test_the_fastest_is_measured_once_chosen_and_kept():
+    timer = clock(NATIVE=2.0, APART=1.0)
+    assert Layer().text() == "fused: 256 rows or more"
+    [found] = measure(timer)
+    assert found.is_new
+    assert (found.result.chosen, found.result.ms) == ("APART", {"NATIVE": 2000.0, "APART": 1000.0})
     measured._results.clear()  # as in another process
     assert Layer().text() == "apart: measured, APART takes 1e+03 ms, NATIVE 2e+03"
+    assert [m.is_new for m in measure(timer)] == [False]
+    assert timer.asked == [["APART", "NATIVE"]]
 
 
 def test_what_runs_is_what_was_chosen():
     made = Layer()
-    run = jax.jit(made)
+    run, again = jax.jit(made), jax.jit(lambda *args: made(*args))
     expected = run(*made.args)
-    measure(clock(NATIVE=2.0, APART=1.0), made)
-    again = jax.jit(lambda *args: made(*args))
+    ops.measure(again, *made.args, timer=clock(NATIVE=2.0, APART=1.0))  # which leaves no trace
     kernels = ["eqfuse_fused" in str(f.trace(*made.args).jaxpr) for f in (run, again)]
     assert kernels == [True, False]  # what was traced before keeps its choice
     np.testing.assert_allclose(again(*made.args), expected, rtol=2e-5, atol=2e-6)
-
-
-def test_looking_at_a_function_leaves_no_trace():
-    made = Layer()
-    run = jax.jit(made)
-    ops.measure(run, *made.args, timer=clock(NATIVE=2.0, APART=1.0))
-    assert "eqfuse_fused" not in str(run.trace(*made.args).jaxpr)
 
 
 def test_a_gain_below_three_percent_changes_nothing():
     [found] = measure(clock(NATIVE=1.0, APART=0.98))
     assert found.result.chosen == RULE
     measured._results.clear()
-    [found] = ops.measure(Layer(600), *Layer(600).args, timer=clock(NATIVE=1.0, APART=0.96))
+    [found] = measure(clock(NATIVE=1.0, APART=0.96), Layer(600))
     assert found.result.chosen == OTHER
-
-
-def test_it_is_measured_once():
-    timer = clock(NATIVE=1.0, APART=2.0)
-    assert [m.is_new for m in measure(timer)] == [True]
-    measured._results.clear()
-    assert [m.is_new for m in measure(timer)] == [False]
-    assert timer.asked == [["APART", "NATIVE"]]
 
 
 def test_derivatives_are_timed_that_the_function_takes():
@@ -137,8 +122,7 @@ def test_derivatives_are_timed_that_the_function_takes():
 def test_rows_count_to_a_power_of_two():
     timer = clock(NATIVE=1.0, APART=2.0)
     for rows in (240, 256, 350):
-        made = Layer(rows)
-        [found] = ops.measure(made, *made.args, timer=timer)
+        [found] = measure(timer, Layer(rows))
         assert found.problem.num_rows == 256
     assert len(timer.asked) == 1
 
@@ -214,17 +198,15 @@ def test_a_damaged_file_is_measured_anew(damage, folder):
     assert Layer().text().startswith("apart: measured")
 
 
-def test_what_another_device_measured_is_not_read(monkeypatch):
+def test_what_another_device_or_another_source_measured_is_not_read(monkeypatch):
     measure(clock(NATIVE=2.0, APART=1.0))
-    measured._results.clear()
-    monkeypatch.setattr(measured, "device_key", lambda backend: {"device": "another"})
-    assert Layer().text() == "fused: 256 rows or more"
-
-
-def test_the_source_of_the_kernels_is_part_of_the_key():
     key = measured.device_key("llvm")
     assert key["kernels"] == measured._digest_of_sources()
-    assert len(key["kernels"]) == 64
+    for changed in ("device", "kernels"):
+        measured._results.clear()
+        other = key | {changed: "another"}
+        monkeypatch.setattr(measured, "device_key", lambda _, other=other: other)
+        assert Layer().text() == "fused: 256 rows or more"
 
 
 def test_nothing_is_measured_under_vmap_and_in_shard_map():
@@ -242,7 +224,7 @@ def test_nothing_is_measured_under_vmap_and_in_shard_map():
     for function in (members, parts, jax.jit(members)):
         assert ops.measure(function, *made.args, timer=timer) == []
     assert timer.asked == []
-    assert len(ops.measure(made, *made.args, timer=timer)) == 1
+    assert len(measure(timer, made)) == 1
 
 
 def test_arguments_and_the_environment_stay_above(monkeypatch):
@@ -259,7 +241,6 @@ def test_arguments_and_the_environment_stay_above(monkeypatch):
 
 
 PROGRAM = """
-import sys
 from tests.ops.primitives.test_measured import Layer
 from eqfuse import ops
 made = Layer()
@@ -270,7 +251,6 @@ print(found.is_new, found.result.chosen)
 
 def test_two_processes_at_once_agree(tmp_path):
     """The first measures, the other waits and reads."""
-    import concurrent.futures
 
     def run(_):
         return run_python("-c", PROGRAM, env=os.environ | {"PYTHONPATH": "."}).stdout.split()
@@ -380,8 +360,6 @@ def test_info_says_what_was_measured():
 def test_every_plan_of_a_kernel_on_a_gpu_is_run_and_compared(wrong, monkeypatch):
     """In Triton's interpreter; the plan of 2 edges at a time is found out where it is wrong."""
     pytest.importorskip("triton")
-    import tests.interpreter  # noqa: F401  (runs backend "triton" on this CPU)
-
     edges = ops.Edges.from_arrays(np.arange(32) % 4, np.arange(32) // 8, 4)
     x = e3nn.normal("2x0e+2x1o", jax.random.key(0), (4,))
     y = e3nn.normal("0e+1o", jax.random.key(1), (32,))
@@ -415,8 +393,6 @@ def test_every_plan_of_a_kernel_on_a_gpu_is_run_and_compared(wrong, monkeypatch)
 
 def test_a_linear_is_computed_by_xla_where_that_was_faster(monkeypatch):
     pytest.importorskip("triton")
-    import tests.interpreter  # noqa: F401
-
     monkeypatch.setattr(measuring, "MOST_SETS", 1)
     x = e3nn.normal("2x0e+2x1o", jax.random.key(0), (32,))
     module = ops.Linear("2x0e+2x1o", backend="triton")

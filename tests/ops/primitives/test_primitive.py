@@ -12,7 +12,7 @@ import pytest
 
 from eqfuse import ops
 from tests.ops import tiers
-from tests.ops.cases import SMALL, Case, Contraction, Graph, random_arrays
+from tests.ops.cases import INTERPOLATE, SMALL, Case, Contraction, Graph, random_arrays
 from tests.ops.layers import LAYERS
 from tests.ops.parity import BACKENDS, UNOPTIMIZED, assert_close, only
 
@@ -28,9 +28,21 @@ CASES = {
 }
 
 
-def layer(name: str, fused: str | None = None):
-    """Return a product and a Linear as one op, whose parameters are given, as a case."""
-    case = LAYERS[name]
+OTHER = {
+    "contraction": Contraction("3x0e+3x1o", "3x0e", 2),
+    "interpolate": INTERPOLATE["two-tables"],
+    "layer of rows": ("rows-gate-skip", "always"),
+    "layer": ("graph-gate-skip", None),
+}
+"""Also layers, each a product and a Linear as one op, and what `fused` is."""
+
+
+def case_of(name: str):
+    """Return a case; that of a layer is one of its operands, and its parameters are given."""
+    case = (CASES | OTHER)[name]
+    if not isinstance(case, tuple):
+        return case
+    case, fused = LAYERS[case[0]], case[1]
     count, operands = case.num_parameters, case.operands()
 
     def function(backend):
@@ -44,18 +56,6 @@ def layer(name: str, fused: str | None = None):
         function=function,
         reference=function("e3nn"),
     )
-
-
-OTHER = {
-    "contraction": Contraction("3x0e+3x1o", "3x0e", 2),
-    "layer of rows": ("rows-gate-skip", "always"),
-    "layer": ("graph-gate-skip",),
-}
-
-
-def case_of(name: str):
-    case = (CASES | OTHER)[name]
-    return layer(*case) if isinstance(case, tuple) else case
 
 
 all_backends = pytest.mark.parametrize("backend", BACKENDS)
@@ -80,85 +80,59 @@ def curved(product):
     return function
 
 
-def tangents_of(case):
-    return random_arrays(case.shapes()[:-1], 1)
+def third_derivative(product, tangents, _):
+    gradient = jax.grad(curved(product), argnums=tuple(range(len(tangents))))
+    return lambda *a: jax.vjp(lambda *a: jax.jvp(gradient, a, tangents)[1], *a)[1](tangents)
 
 
-def third_derivative(case):
-    tangents = tangents_of(case)
+def reverse_over_forward(product, tangents, _):
+    def total(*operands):
+        return jnp.sum(jnp.sin(jax.jvp(product, operands, tangents)[1]))
 
-    def transform(product):
-        gradient = jax.grad(curved(product), argnums=tuple(range(len(tangents))))
-
-        def third(*a):
-            return jax.vjp(lambda *a: jax.jvp(gradient, a, tangents)[1], *a)[1](tangents)
-
-        return third
-
-    return transform
+    return jax.grad(total, argnums=tuple(range(len(tangents))))
 
 
-def reverse_over_forward(case):
-    tangents = tangents_of(case)
-    numbers = tuple(range(len(tangents)))
-    return lambda f: jax.grad(
-        lambda *a: jnp.sum(jnp.sin(jax.jvp(f, a, tangents)[1])), argnums=numbers
-    )
-
-
-def linearize_and_transpose(case):
+def linearize_and_transpose(product, _, cotangent):
     """Transpose what is linear in x alone, which JAX may without differentiating it."""
-    [cotangent] = random_arrays(case.shapes()[-1:], 2)
 
-    def transform(product):
-        def function(x, *rest):
-            out, linear = jax.linearize(lambda x: product(x, *rest), x)
-            return out, linear(2 * x), jax.linear_transpose(linear, x)(cotangent)
+    def function(x, *rest):
+        out, linear = jax.linearize(lambda x: product(x, *rest), x)
+        return out, linear(2 * x), jax.linear_transpose(linear, x)(cotangent)
 
-        return function
-
-    return transform
+    return function
 
 
-def of_scan(case):
+def of_scan(product, tangents, cotangent):
     """Reverse over forward mode of it, which goes through a loop whose steps are known."""
-    start, of_loop = np.zeros(case.shapes()[-1]), reverse_over_forward(case)
 
-    def transform(product):
-        def looped(*operands):
-            def step(total, turn):
-                return total + product(*(turn * a for a in operands)), None
+    def looped(*operands):
+        def step(total, turn):
+            return total + product(*(turn * a for a in operands)), None
 
-            return jax.lax.scan(step, start, jnp.arange(1.0, 4))[0]
+        return jax.lax.scan(step, 0 * cotangent, jnp.arange(1.0, 4))[0]
 
-        return of_loop(looped)
-
-    return transform
+    return reverse_over_forward(looped, tangents, cotangent)
 
 
-def of_while_loop(case):
+def of_while_loop(product, tangents, cotangent):
     """Forward mode of it, which alone goes through a loop whose steps are not known."""
-    start, tangents = (1.0, np.zeros(case.shapes()[-1])), tangents_of(case)
 
-    def transform(product):
-        def looped(*operands):
-            def step(state):
-                turn, total = state
-                return 1.5 * turn, total + product(*(turn * a for a in operands))
+    def looped(*operands):
+        def step(state):
+            turn, total = state
+            return 1.5 * turn, total + product(*(turn * a for a in operands))
 
-            return jax.lax.while_loop(lambda state: state[0] < 3, step, start)[1]
+        return jax.lax.while_loop(lambda state: state[0] < 3, step, (1.0, 0 * cotangent))[1]
 
-        return lambda *a: jax.jvp(looped, a, tangents)
-
-    return transform
+    return lambda *a: jax.jvp(looped, a, tangents)
 
 
 TRANSFORMS = {
-    "hessian": lambda case: lambda f: jax.hessian(curved(f), argnums=(1,)),
+    "hessian": lambda f, *_: jax.hessian(curved(f), argnums=(1,)),
     "third derivative": third_derivative,
     "reverse over forward": reverse_over_forward,
-    "checkpoint": lambda case: (
-        lambda f: jax.grad(curved(jax.checkpoint(f)), tuple(range(len(case.names))))
+    "checkpoint": lambda f, tangents, _: jax.grad(
+        curved(jax.checkpoint(f)), tuple(range(len(tangents)))
     ),
     "linearize and transpose": linearize_and_transpose,
     "scan": of_scan,
@@ -172,7 +146,12 @@ TRANSFORMS = {
 def test_transformations(transform, name, backend):
     """Rules of the primitive, which are one for rows and graphs."""
     case = case_of(name)
-    assert_as_e3nn(TRANSFORMS[transform](case), case, backend, *case.operands())
+    *tangents, cotangent = random_arrays(case.shapes(), 1)
+
+    def transformed(product):
+        return TRANSFORMS[transform](product, tuple(tangents), cotangent)
+
+    assert_as_e3nn(transformed, case, backend, *case.operands())
 
 
 VMAPPED = {
@@ -184,7 +163,9 @@ VMAPPED = {
 
 
 @kernels_by_default
-@pytest.mark.parametrize("name", tiers.slow_unless(["graph", "rows"], *CASES, *OTHER))
+@pytest.mark.parametrize(
+    "name", tiers.slow_unless(["graph", "rows", "interpolate"], *CASES, *OTHER)
+)
 @pytest.mark.parametrize("batched", tiers.slow_unless(["x", "all"], *VMAPPED))
 def test_vmap(name, backend, batched):
     """A batch is one launch of a product, whichever operands have it."""
@@ -202,7 +183,7 @@ def test_vmap(name, backend, batched):
 def test_vmap_of_a_tangent_of_one_row(batched, backend):
     """What is not batched is one row for all members, but not all factors of a product are."""
     case = dataclasses.replace(ROWS, shape_x=(1,), shape_y=(1,))
-    operands, tangents = case.operands(), list(tangents_of(case))
+    operands, tangents = case.operands(), [*random_arrays(case.shapes()[:-1], 1)]
     tangents[batched] = np.stack([tangents[batched], 2 * tangents[batched]])
     axes = (0, None) if batched == 0 else (None, 0)
 

@@ -8,6 +8,7 @@ import pytest
 from jax import lax
 
 from eqfuse import ops
+from tests.ops.parity import assert_close
 
 X, Y, ROWS = e3nn.Irreps("4x0e+4x1o"), e3nn.Irreps("0e+1o"), 6
 NATIVE = "one native call"
@@ -40,12 +41,6 @@ def loss(backend: str):
 
 def gradients(backend: str):
     return jax.value_and_grad(loss(backend), argnums=(0, 1))
-
-
-def close(found, expected, tolerance=1e-5):
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert a.dtype == b.dtype
-        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * np.abs(b).max())
 
 
 def scanned(function):
@@ -89,7 +84,7 @@ def test_places(place):
     transform, what, leading, last = PLACES[place]
     reported = []
     found = transform(ops.sequence(what("llvm"), report=reported.append))(*arrays(*leading))
-    close(found, transform(what("e3nn"))(*arrays(*leading)))
+    assert_close(found, transform(what("e3nn"))(*arrays(*leading)), 1e-5)
     assert reported[0].startswith(NATIVE)
     assert reported[-1].startswith(last), reported
 
@@ -99,7 +94,7 @@ def test_float64():
         reported = []
         args = arrays(dtype=np.float64)
         found = ops.sequence(gradients("llvm"), report=reported.append)(*args)
-        close(found, gradients("e3nn")(*args), tolerance=1e-12)
+        assert_close(found, gradients("e3nn")(*args), 1e-12)
     assert [line[: len(NATIVE)] for line in reported] == [NATIVE]
 
 
@@ -113,4 +108,4 @@ def test_donated_arguments():
         last, given = given, step(given, y)
         expected = layer("e3nn")(expected, y)
     assert last.is_deleted()
-    close(given, expected)
+    assert_close(given, expected, 1e-5)

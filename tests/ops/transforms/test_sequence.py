@@ -9,25 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqfuse import models, ops
-from eqfuse.graph import Graph
-from eqfuse.train.flat import Flat
-from examples.tetris import TetrisNet, cross_entropy, logits, shapes
-
-
-def tetris(backend: str):
-    """Loss of the Tetris network, of all parameters in one array and the graph; and these."""
-    graph, labels = shapes()
-    graph = jax.tree.map(jnp.asarray, graph)
-    module = TetrisNet(backend=backend)
-    arguments = graph.vectors, graph.species, graph.edges
-    flat = Flat.of(jax.eval_shape(module.init, jax.random.key(0), *arguments))
-    params = jnp.asarray(np.random.default_rng(0).normal(size=flat.size), jnp.float32)
-
-    def loss(params, graph):
-        return cross_entropy(logits(module, flat.unflatten(params), graph), labels)
-
-    return loss, (params, graph)
+from benchmarks.networks import random_graph, step_on
+from benchmarks.steps.sequences import tetris
+from eqfuse import ops
+from tests.ops.parity import assert_close
 
 
 def native_calls(function, args) -> int:
@@ -36,62 +21,21 @@ def native_calls(function, args) -> int:
     return text.count('custom_call_target="eqfuse_')
 
 
-def difference(found, expected) -> float:
-    """Return the largest difference, as a fraction of the largest element of each array."""
-    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
-    pairs = [(np.asarray(a, np.float64), np.asarray(b, np.float64)) for a, b in pairs]
-    return np.max([np.abs(a - b).max() / max(np.abs(b).max(), 1e-30) for a, b in pairs])
-
-
 def test_tetris_is_one_native_call_with_the_gradients_of_e3nn(capsys):
-    loss, args = tetris("llvm")
-    reference, _ = tetris("e3nn")
-    step = ops.sequence(jax.value_and_grad(loss), report=True)
-    assert native_calls(step, args) == 1
+    """In the state of Adam, which a step of it returns."""
+    step, args = tetris("llvm")
+    sequence = ops.sequence(step, report=True)
+    assert native_calls(sequence, args) == 1
     assert re.fullmatch(r"one native call of \d+ steps\n", capsys.readouterr().out)
     # three layers, each with the roundings of its sums, as in benchmarks/launches/tetris.py
-    assert difference(step(*args), jax.jit(jax.value_and_grad(reference))(*args)) <= 1e-4
+    assert_close(sequence(*args), jax.jit(tetris("e3nn")[0])(*args), 1e-4)
 
 
-def molecule():
-    """Return a molecule of six atoms of two species, in no order of edges; and forces to fit."""
-    rng = np.random.default_rng(1)
-    positions = 1.2 * rng.normal(size=(6, 3)).astype(np.float32)
-    senders, receivers = (~np.eye(6, dtype=bool)).nonzero()
-    order = rng.permutation(len(senders))
-    edges = ops.Edges.from_arrays(senders[order], receivers[order], 6)
-    graph = Graph(
-        positions=jnp.asarray(positions),
-        species=jnp.asarray([0, 1, 1, 0, 1, 0], jnp.int32),
-        edges=edges,
-        shifts=jnp.zeros((edges.num_edges, 3), jnp.float32),
-        graph_index=jnp.zeros(6, jnp.int32),
-        cells=jnp.zeros((1, 3, 3), jnp.float32),
-        node_mask=jnp.ones(6, bool),
-        graph_mask=jnp.ones(1, bool),
-    )
-    return graph, jnp.asarray(rng.normal(size=(6, 3)), jnp.float32)
-
-
-def potential(name: str, backend: str, layers: int = 2, dtype=jnp.float32):
-    """Loss on energy and forces, differentiated by the parameters; and its arguments."""
-    common = {"irreps_out": "0e", "num_species": 2, "avg_num_neighbors": 5.0, "channels": 4}
-    model = models.build(name, **common, lmax=1, layers=layers, backend=backend)
-    module = models.Potential(model=model, scale=(1.0, 1.0), shift=(0.0, 0.0))
-    graph, targets = molecule()
-    arguments = graph.vectors, graph.species, graph.edges
-    shapes = jax.eval_shape(module.init, jax.random.key(0), *arguments)
-    rng = np.random.default_rng(0)
-    params = jax.tree.map(lambda s: jnp.asarray(rng.normal(size=s.shape), dtype), shapes)
-    convert = functools.partial(
-        jax.tree.map, lambda a: a.astype(dtype) if a.dtype.kind == "f" else a
-    )
-
-    def loss(params, graph, targets):
-        prediction = models.predict(module, params, graph)
-        return jnp.sum(prediction.energy**2) + jnp.sum((prediction.forces - targets) ** 2)
-
-    return jax.value_and_grad(loss), (params, convert(graph), convert(targets))
+def potential(name: str, dtype):
+    """Return the gradient of a loss on energy and forces by backend, and its arguments."""
+    timed = step_on(random_graph(30, neighbours=5), name, channels=4, layers=2, lmax=1)
+    cast = functools.partial(jax.tree.map, lambda a: a.astype(dtype) if a.dtype.kind == "f" else a)
+    return timed.function, cast(timed.args)
 
 
 @pytest.mark.slow
@@ -99,12 +43,11 @@ def potential(name: str, backend: str, layers: int = 2, dtype=jnp.float32):
 def test_potentials_are_few_native_calls_with_the_gradients_of_e3nn(name, calls):
     """XLA sums the gradients of Allegro's path weights over edges, between native calls."""
     with jax.enable_x64(True):
-        step, args = potential(name, "llvm", dtype=jnp.float64)
-        reference, _ = potential(name, "e3nn", dtype=jnp.float64)
-        sequenced = ops.sequence(step, most=np.inf)
+        step, args = potential(name, jnp.float64)
+        sequenced = ops.sequence(step("llvm"), most=np.inf)
         assert native_calls(sequenced, args) == calls
         # gradients of forces through two layers, in float64
-        assert difference(sequenced(*args), jax.jit(reference)(*args)) <= 1e-10
+        assert_close(sequenced(*args), jax.jit(step("e3nn"))(*args), 1e-10)
 
 
 def small(x):
@@ -119,7 +62,7 @@ def test_sequence_around_an_operation_without_a_step_is_two_native_calls(capsys)
     def function(x):  # of a sine of arguments whose last digit is less than the tolerance
         return small(0.1 * jnp.cumsum(small(x), axis=0))
 
-    assert difference(ops.sequence(function, report=True)(SQUARE), function(SQUARE)) <= 1e-5
+    assert_close(ops.sequence(function, report=True)(SQUARE), function(SQUARE), 1e-5)
     report = capsys.readouterr().out
     assert "2 native calls of" in report
     assert "XLA computes 1: cumsum has no step" in report
@@ -137,7 +80,7 @@ def test_segments_and_a_readout_as_with_jraph_are_one_native_call():
     args = SQUARE, jnp.array([1, 3]), SQUARE[:, :3], jnp.array([2, 0])
     step = jax.value_and_grad(loss, (0, 2))
     assert native_calls(ops.sequence(step), args) == 1
-    assert difference(ops.sequence(step)(*args), step(*args)) <= 1e-5
+    assert_close(ops.sequence(step)(*args), step(*args), 1e-5)
 
 
 def test_large_matmuls_are_those_of_xla(capsys):
@@ -147,7 +90,7 @@ def test_large_matmuls_are_those_of_xla(capsys):
 
     found = ops.sequence(function, report=True)(SQUARE)
     assert "matmuls so large that they are XLA's" in capsys.readouterr().out
-    assert difference(found, function(SQUARE)) <= 1e-6
+    assert_close(found, function(SQUARE), 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +113,7 @@ def test_large_matmuls_are_those_of_xla(capsys):
 def test_sequence_is_computed_as_it_is_written(function, options, reason):
     said = []
     found = ops.sequence(function, report=said.append, **options)(SQUARE)
-    assert difference(found, function(SQUARE)) <= 1e-6
+    assert_close(found, function(SQUARE), 1e-6)
     assert said == [f"as written: {reason}"]
 
 
@@ -182,12 +125,12 @@ def test_constants_of_an_outer_trace_and_other_arguments():
         )
 
     x = 0.5 * SQUARE  # arguments of a sine whose last digit is less than the tolerance
-    assert difference(outer(x), small(x * x)) <= 1e-6
+    assert_close(outer(x), small(x * x), 1e-6)
 
 
 def test_edges_out_of_range_are_refused_as_without_it():
-    step, (params, graph, targets) = potential("nequip", "llvm")
+    step, (params, graph, targets) = potential("nequip", jnp.float32)
     wrong = dataclasses.replace(graph.edges, senders=jnp.asarray(graph.edges.senders).at[3].set(7))
     graph = dataclasses.replace(graph, edges=wrong)
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"senders\[3\] is 7, outside \[0, 6\)"):
-        jax.block_until_ready(ops.sequence(step)(params, graph, targets))
+        jax.block_until_ready(ops.sequence(step("llvm"))(params, graph, targets))

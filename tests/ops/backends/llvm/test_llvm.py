@@ -18,6 +18,7 @@ from eqfuse.ops.ir import products
 from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef, derivatives
 from eqfuse.ops.primitives.forms import evaluate
 from tests.ops import tiers
+from tests.ops.cases import Case, Graph
 from tests.ops.ir.test_form import evaluate as definition
 from tests.ops.parity import only
 
@@ -25,8 +26,8 @@ NODES, EDGES = 9, 40
 REFUSED = (ValueError, jax.errors.JaxRuntimeError)  # as JAX turns the code of an error into one
 
 
-def random_edges(rng, nodes=NODES, edges=EDGES):
-    return ops.Edges.from_arrays(*rng.integers(0, nodes, (2, edges)), nodes)
+def random_edges(rng):
+    return ops.Edges.from_arrays(*rng.integers(0, NODES, (2, EDGES)), NODES)
 
 
 def random_operand(rng, name: str, mul: int, on_graph: bool, channels=None) -> Operand:
@@ -105,28 +106,6 @@ def test_random_forms_and_their_gradients(seed, monkeypatch, x64):
             np.testing.assert_allclose(array, exact, rtol=0, atol=1e-12 * scale, err_msg=repr(part))
 
 
-def product_function(edges, irreps="40x0e+40x1o", y="0e+1o"):
-    """Value and gradients of a weighted product of such irreps, with random operands."""
-    rng = np.random.default_rng(0)
-    weights = e3nn.tensor_product(irreps, y).num_irreps
-    shapes = [
-        (edges.num_nodes, e3nn.Irreps(irreps).dim),
-        (edges.num_edges, e3nn.Irreps(y).dim),
-        (edges.num_edges, weights),
-    ]
-    arrays = [jnp.asarray(rng.normal(size=s), jnp.float32) for s in shapes]
-
-    def function(x, y_array, w):
-        def product(*a):
-            xs, ys = e3nn.IrrepsArray(irreps, a[0]), e3nn.IrrepsArray(y, a[1])
-            return ops.graph_tensor_product(xs, ys, a[2], edges, backend="llvm").array
-
-        value, pull = jax.vjp(product, x, y_array, w)
-        return value, pull(value)
-
-    return jax.jit(function), arrays
-
-
 def assert_bitwise(found, expected):
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
@@ -149,7 +128,16 @@ def assert_same_for_any_threads(function, *operands):
 
 
 def test_results_depend_on_no_threads_and_no_other_calls():
-    function, arrays = product_function(random_edges(np.random.default_rng(1), 61, 1500))
+    pairs = np.random.default_rng(1).integers(0, 61, (1500, 2)).tolist()
+    graph = Graph(61, tuple(map(tuple, pairs)))
+    case = Case("graph_tensor_product", "40x0e+40x1o", "0e+1o", graph=graph)
+    arrays = [jnp.asarray(a, jnp.float32) for a in case.operands()]
+
+    @jax.jit
+    def function(*arrays):
+        value, pull = jax.vjp(case.function("llvm"), *arrays)
+        return value, pull(value)
+
     assert_same_for_any_threads(function, *arrays)
 
 
@@ -178,6 +166,8 @@ def test_a_computation_for_another_device_is_refused():
 class Call:
     """One call of a kernel's handler, as JAX would make it, with anything in its buffers."""
 
+    dtype = np.float32
+
     def __init__(self):
         irreps = e3nn.Irreps("3x0e+3x1o"), e3nn.Irreps("0e+1o")
         product = products.tensor_product(*irreps, None, "component", weighted=True, on_graph=True)
@@ -191,8 +181,8 @@ class Call:
         self.shapes = [(rows[o.index], o.size) for o in self.form.outputs]
         self.shapes += [(NODES, width) for width in self.module.copies]
 
-    def __call__(self, dtype=np.float32):
-        results = [jax.ShapeDtypeStruct(s, dtype) for s in self.shapes]
+    def __call__(self):
+        results = [jax.ShapeDtypeStruct(s, self.dtype) for s in self.shapes]
         return jax.block_until_ready(
             jax.ffi.ffi_call(self.module.name, results)(*self.arguments.values())
         )
@@ -244,25 +234,19 @@ def test_edges_of_a_node_may_be_in_any_order(call):
 
 
 def test_buffers_that_do_not_fit_are_an_error(call):
-    def refused(message, dtype=np.float32):
-        with pytest.raises(REFUSED, match=message):
-            call(dtype)
-
     good, shapes = dict(call.arguments), list(call.shapes)
-    first = call.form.inputs[0].name
-    refused("must be of type 11, got 10", np.float16)
-    call.arguments[first] = good[first].astype(np.int32)
-    refused(f"{first} must be of type 11, got 4")
-    call.arguments[first] = good[first][:, :-1]
-    refused(f"{first} must have 12 columns, got 11")
-    call.arguments[first] = good[first][:-1]
-    refused(f"must have {NODES - 1} rows, got {NODES}")
-    call.arguments[first] = good[first].reshape(-1)
-    refused(f"{first} must be of rank 2, got 1")
-    call.arguments = dict(list(good.items())[:-1])
-    refused(f"expected {len(good)} arguments, got {len(good) - 1}")
-    call.arguments = good
-    call.shapes = [(rows + 1, size) for rows, size in shapes]
-    refused("rows, got")
-    call.shapes = shapes[:-1]
-    refused("results, got")
+    name = call.form.inputs[0].name
+    x, fewer = good[name], dict(list(good.items())[:-1])
+    for changes, message in (
+        ({"dtype": np.float16}, "must be of type 11, got 10"),
+        ({"arguments": good | {name: x.astype(np.int32)}}, f"{name} must be of type 11, got 4"),
+        ({"arguments": good | {name: x[:, :-1]}}, f"{name} must have 12 columns, got 11"),
+        ({"arguments": good | {name: x[:-1]}}, f"must have {NODES - 1} rows, got {NODES}"),
+        ({"arguments": good | {name: x.reshape(-1)}}, f"{name} must be of rank 2, got 1"),
+        ({"arguments": fewer}, f"expected {len(good)} arguments, got {len(fewer)}"),
+        ({"shapes": [(rows + 1, size) for rows, size in shapes]}, "rows, got"),
+        ({"shapes": shapes[:-1]}, "results, got"),
+    ):
+        vars(call).update({"arguments": good, "shapes": shapes, "dtype": np.float32} | changes)
+        with pytest.raises(REFUSED, match=message):
+            call()

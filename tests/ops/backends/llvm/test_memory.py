@@ -34,14 +34,7 @@ def product_form(x=X, y=Y, on_graph=True, weighted=True, keep=None):
 
 
 def run(form, graph=None, num_rows=7, dtype=np.float64):
-    """Return what native kernels compute of a form from random operands, and these."""
-    function, arrays = call_of(form, graph, num_rows, dtype)
-    with jax.enable_x64(dtype == np.float64):
-        return jax.tree.map(np.asarray, function(*arrays.values())), arrays
-
-
-def call_of(form, graph, num_rows=7, dtype=np.float32):
-    """Return a form as a function that native kernels compute, and random operands by name."""
+    """Return what native kernels compute of a form from random operands, and these by name."""
     senders, receivers, nodes = graph or ((), (), None)
     edges = None if graph is None else ops.Edges.from_arrays(senders, receivers, nodes)
     rows, rng = num_rows if graph is None else len(senders), np.random.default_rng(1)
@@ -49,7 +42,9 @@ def call_of(form, graph, num_rows=7, dtype=np.float32):
         o.name: rng.normal(size=(o.index.count(rows, nodes), o.size)).astype(dtype)
         for o in form.inputs
     }
-    return lambda *a: evaluate(form, list(a), edges, backend="llvm"), arrays
+    with jax.enable_x64(dtype == np.float64):
+        found = evaluate(form, list(arrays.values()), edges, backend="llvm")
+        return jax.tree.map(np.asarray, found), arrays
 
 
 def assert_is_definition(form, graph=None):
@@ -193,14 +188,11 @@ def test_outputs_are_streamed_that_the_caches_do_not_hold(made_up, num_bytes):
     assert f"icmp sge i64 %rows, {least}\n" in text
 
 
-def test_results_are_the_same_for_any_caches(monkeypatch):
+def test_results_are_the_same_for_any_caches(patched):
+    form = derivatives(product_form("100x0e+100x1o", on_graph=False))["backward"]
     found = []
     for level2 in (2 * MIB, MIB // 64):
         here = dataclasses.replace(machine.machine(), level2=level2)
-        with monkeypatch.context() as patch:
-            patch.setattr(machine, "machine", lambda here=here: here)
-            jax.clear_caches()
-            form = derivatives(product_form("100x0e+100x1o", on_graph=False))["backward"]
-            found.append(run(form, num_rows=40, dtype=np.float32)[0])
-    jax.clear_caches()
+        patched(machine, "machine", lambda here=here: here)
+        found.append(run(form, num_rows=40, dtype=np.float32)[0])
     assert_same_bits(found)

@@ -1,9 +1,13 @@
-"""What jaxlib is given of a compiled kernel: a cubin beside a hash, PTX, or a file."""
+"""What jaxlib is given of a compiled kernel: a cubin beside a hash, PTX, or a file.
+
+Last, the example of a kernel of ours that jax-triton launches, for an H100 that is absent.
+"""
 
 import pathlib
 import runpy
 import subprocess
 import types
+import zlib
 
 import e3nn_jax as e3nn
 import jax
@@ -17,23 +21,16 @@ from eqfuse.ops.backends.triton import linear as linear_kernel
 from eqfuse.ops.backends.triton import runtime
 from eqfuse.ops.backends.triton.compile import compile_kernel
 from eqfuse.ops.ir import linear as linears
+from tests.child import ROOT
+from tests.interpreter import interpret
+from tests.ops.backends.triton.row_sum import ROW_START, row_sum, spec, values
 
-case = runpy.run_path(str(pathlib.Path(__file__).with_name("row_sum.py")))
-spec = case["spec"]
+KERNEL = 1
+"""The number of a field of TritonKernelCall, in jaxlib/gpu/triton.proto."""
 LIBRARY = types.SimpleNamespace(TritonKernel=lambda *arguments: arguments)
 
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
-
-
-@pytest.fixture
-def plugin():
-    """Return jaxlib's bindings of its GPU plug-in."""
-    from jaxlib import gpu_triton
-
-    if not hasattr(gpu_triton, "TritonKernel"):
-        pytest.skip("jaxlib's GPU plug-in is not installed; it is the extra launches")
-    return gpu_triton
 
 
 def fields(message: bytes) -> list[tuple[int, int | bytes]]:
@@ -103,21 +100,17 @@ def test_the_field_is_used_where_the_plug_in_has_it(plugin):
     assert runtime.takes_cubins() == (jaxlib.version.__version_info__ >= (0, 11, 1))
 
 
-def test_xla_loads_the_cubin_and_assembles_nothing(plugin, monkeypatch):
+def test_xla_loads_the_cubin_and_assembles_nothing(h100, monkeypatch):
     """Ahead of time for an H100; the hash in the place of PTX is nothing that ptxas could take."""
     if not runtime.takes_cubins():
         pytest.skip("jaxlib before 0.11.1 assembles PTX, when it launches")
-    monkeypatch.syspath_prepend(pathlib.Path(__file__).parents[4])
-    from benchmarks import launches
-
-    sharding = jax.sharding.SingleDeviceSharding(launches.device())
+    sharding = jax.sharding.SingleDeviceSharding(h100)
     args = [
-        jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)
-        for a in (case["values"](), case["ROW_START"])
+        jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding) for a in (values(), ROW_START)
     ]
 
     def compiled_ahead():
-        function = jax.jit(lambda *operands: case["row_sum"](*operands))
+        function = jax.jit(lambda *operands: row_sum(*operands))
         lowered = function.trace(*args).lower(lowering_platforms=("cuda",))
         return lowered.compile().as_text()
 
@@ -157,3 +150,54 @@ def test_each_launch_for_rocm_has_a_file_that_jaxlib_may_delete():
     found = compile_kernel(spec(), "gfx942")  # the cache has its own
     path = runtime.gpu_kernel(LIBRARY, found)[0][4]
     assert pathlib.Path(path).read_bytes() == compiled.binary
+
+
+example = runpy.run_path(str(ROOT / "examples" / "jax_triton_kernel.py"))
+
+
+@pytest.fixture
+def jax_triton(plugin):
+    """Return jax-triton, made to work with JAX 0.12 as the example does it."""
+    if jax.__version_info__ < (0, 11):
+        pytest.skip("jax-triton 0.4, of which this is, needs JAX 0.11 and Python 3.12")
+    module = pytest.importorskip("jax_triton", reason="jax-triton is not installed")
+    example["let_jax_triton_work"]()
+    return module
+
+
+def lowered(function, args):
+    """Return the target of the one custom call of a function, and its message for jaxlib."""
+    module = jax.jit(function).trace(*args).lower(lowering_platforms=("cuda",)).compiler_ir()
+    [main] = (op for op in module.body if op.attributes["sym_name"].value == "main")
+    calls = [op for op in main.body.blocks[0] if op.operation.name == "stablehlo.custom_call"]
+    [attributes] = (call.attributes for call in calls)
+    message = zlib.decompress(attributes["mhlo.backend_config"]["opaque"].value_bytes)
+    [(_, call)] = (field for field in fields(message) if field[0] == 1)
+    return attributes["call_target_name"].value, fields(call)
+
+
+def test_the_example_lowers_through_jax_triton(jax_triton):
+    *arrays, edges = example["example"]()
+    target, call = lowered(lambda *a: example["product"](*a, 90), (*arrays, edges))
+    assert target == "triton_kernel_call_ffi"
+    assert b"silu_weights" in dict(call)[KERNEL]
+
+
+def test_the_example_changes_what_is_computed(empty_cache, capsys):
+    if jax.default_backend() == "cpu":
+        example["main"]()
+        assert "w_0_0 = w_0_0 * tl.sigmoid(w_0_0)" in capsys.readouterr().out
+    *arrays, edges = example["example"]()
+    kernel = example["generated"]()
+
+    def error(spec):
+        inputs = [np.asarray(a) for a in example["operands"](kernel, *arrays, edges)]
+        out = np.full((len(arrays[0]), 64), np.nan, np.float32)
+        nodes, grid = len(arrays[0]), kernel.grid(len(arrays[2]), len(arrays[0]))
+        interpret(spec, inputs, [out], (nodes,), grid=grid)
+        return np.abs(out - np.asarray(example["expected"](*arrays, edges))).max()
+
+    # products of two numbers below 4 and a weight, of up to 12 edges
+    bound = 12 * 4**3 * np.finfo(np.float32).eps
+    assert error(example["changed"](kernel.spec)) <= bound
+    assert error(kernel.spec) > 1e3 * bound

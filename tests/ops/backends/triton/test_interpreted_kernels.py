@@ -136,13 +136,8 @@ def test_a_node_that_is_not_finite_is_so_with_edges_side_by_side():
 
 def test_edges_are_side_by_side_on_small_graphs():
     form = form_of(Case("graph_tensor_product", "64x0e+64x1o", "0e+1o", keep="0e"))
-    for nodes, edges, lanes in (
-        (135, 2700, 2),
-        (60, 1200, 8),
-        (60, 300, 2),
-        (60, 200, 1),
-        (3000, 160000, 1),
-    ):
+    sizes = {(135, 2700): 2, (60, 1200): 8, (60, 300): 2, (60, 200): 1, (3000, 160000): 1}
+    for (nodes, edges), lanes in sizes.items():
         assert plan.edge_lanes(form, "float32", edges, nodes) == lanes
     assert plan.edge_lanes(form, "float64", 2700, 135) == 1
     [kernel] = plan.kernels(form, "float32", 8)

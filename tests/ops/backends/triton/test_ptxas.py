@@ -1,9 +1,7 @@
 """Triton's assembler takes what we write for every target."""
 
 import os
-import pathlib
 import re
-import runpy
 import subprocess
 import sys
 import types
@@ -16,27 +14,17 @@ pytest.importorskip("triton")
 from eqfuse.ops import _backend
 from eqfuse.ops.backends.triton import compile, runtime
 from eqfuse.ops.backends.triton.compile import compile_kernel
-
-ROOT = pathlib.Path(__file__).parents[4]
-case = runpy.run_path(str(pathlib.Path(__file__).with_name("row_sum.py")))
-spec = case["spec"]
-
+from tests.child import ROOT
+from tests.ops.backends.triton.row_sum import spec
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
 
 
+VERSIONS = {"8.7": (80, 90, 100, 101, 120), "8.8": (103, 121), "9.0": (110,)}
+
+
 @pytest.mark.parametrize(
-    ("target", "version"),
-    [
-        ("sm_80", "8.7"),
-        ("sm_90", "8.7"),
-        ("sm_100", "8.7"),
-        ("sm_101", "8.7"),
-        ("sm_103", "8.8"),
-        ("sm_110", "9.0"),
-        ("sm_120", "8.7"),
-        ("sm_121", "8.8"),
-    ],
+    ("target", "version"), [(f"sm_{n}", version) for version, of in VERSIONS.items() for n in of]
 )
 def test_every_nvidia_target_compiles(target, version):
     name = target + "a" * (int(target.removeprefix("sm_")) >= 90)  # as triton writes it
@@ -48,9 +36,13 @@ def test_every_nvidia_target_compiles(target, version):
     assert compiled.binary.startswith(b"\x7fELF")
 
 
-@pytest.mark.parametrize("target", ["gfx1030", "gfx1100", "gfx1201"])
-def test_gpus_with_waves_of_32_are_refused(target):
-    with pytest.raises(ValueError, match=f"'{target}' has waves of 32 threads.*backend='xla'"):
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [(t, "has waves of 32 threads.*backend='xla'") for t in ("gfx1030", "gfx1100", "gfx1201")]
+    + [("h100", "is unknown; it looks like 'sm_90'")],
+)
+def test_unknown_targets_and_gpus_with_waves_of_32_are_refused(target, message):
+    with pytest.raises(ValueError, match=f"'{target}' {message}"):
         compile_kernel(spec(), target)
 
 

@@ -1,8 +1,8 @@
 """A kernel's way from source text to interpreted results and compiled code."""
 
 import concurrent.futures
-import pathlib
-import runpy
+import dataclasses
+import importlib.metadata
 
 import ml_dtypes
 import numpy as np
@@ -12,35 +12,25 @@ pytest.importorskip("triton")
 
 from triton._C.libtriton import passes
 
-from eqfuse.ops.backends.triton import compile
+from eqfuse.ops._linear import _linear_form
+from eqfuse.ops.backends.triton import compile, linear
 from eqfuse.ops.backends.triton.compile import compile_kernel, compile_many
+from eqfuse.ops.ir.form import derivatives
 from tests.interpreter import interpret, interpret_count
+from tests.ops.backends.triton.row_sum import ROW_START, SOURCE, expected, spec, values
 
-case = runpy.run_path(str(pathlib.Path(__file__).with_name("row_sum.py")))
-spec, values, expected, ROW_START = (
-    case[name] for name in ("spec", "values", "expected", "ROW_START")
-)
+pytestmark = pytest.mark.usefixtures("empty_cache")
 
 
-def test_names_differ_with_source_and_types():
-    names = {
-        spec().name,
-        spec(np.float64).name,
-        spec(source=case["SOURCE"].replace("+=", "-=")).name,
-    }
-    assert len(names) == 3
-    assert all(name.isidentifier() for name in names)
-    assert spec() == spec()
-    assert hash(spec()) == hash(spec())
+def interpreted(dtype=np.float32):
+    out = np.full((3, 20), np.nan, dtype)
+    interpret(spec(dtype), (values(dtype), ROW_START), (out,), (20,), (3,))
+    return out
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-def test_interpreted_kernel_equals_numpy(empty_cache, dtype):
-    results, before = [], interpret_count()
-    for _ in range(2):
-        out = np.full((3, 20), np.nan, dtype)
-        interpret(spec(dtype), (values(dtype), ROW_START), (out,), (20,), (3,))
-        results.append(out)
+def test_interpreted_kernel_equals_numpy(dtype):
+    before, results = interpret_count(), [interpreted(dtype) for _ in range(2)]
     assert interpret_count() == before + 2
     np.testing.assert_array_equal(results[0].view(np.uint8), results[1].view(np.uint8))
     # sums of at most 5 numbers, added in float32 and rounded once to the output's type
@@ -49,7 +39,7 @@ def test_interpreted_kernel_equals_numpy(empty_cache, dtype):
     assert (np.abs(results[0].astype(np.float64) - expected(values(dtype))) <= bound).all()
 
 
-def test_interpreter_refuses_what_does_not_fit(empty_cache):
+def test_interpreter_refuses_what_does_not_fit():
     out = np.zeros((3, 20), np.float32)
     with pytest.raises(ValueError, match=r"wants inputs .*\*fp32.*got .*\*fp64"):
         interpret(spec(), (values(np.float64), ROW_START), (out,), (20,))
@@ -62,20 +52,14 @@ def test_interpreter_refuses_what_does_not_fit(empty_cache):
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
-def test_kernel_compiles_without_a_gpu(empty_cache, target):
-    out = np.zeros((3, 20), np.float32)
-    interpret(spec(), (values(), ROW_START), (out,), (20,), (3,))  # must not disturb the compiler
+def test_kernel_compiles_without_a_gpu(target):
+    interpreted()  # must not disturb the compiler
     kernel = compile_kernel(spec(), target)
     assert spec().name in kernel.assembly
     assert 1 <= kernel.registers <= 64
     assert (kernel.spilled_bytes, kernel.shared_bytes) == (0, 0)
     assert kernel.binary.startswith(b"\x7fELF")
     assert ("fma" in kernel.assembly) is False  # the kernel only adds
-
-
-def test_unknown_target_is_refused(empty_cache):
-    with pytest.raises(ValueError, match="target 'h100' is unknown; it looks like 'sm_90'"):
-        compile_kernel(spec(), "h100")
 
 
 def test_kernels_are_compiled_once_and_found_on_disk(empty_cache, monkeypatch):
@@ -101,7 +85,7 @@ def test_kernels_are_compiled_once_and_found_on_disk(empty_cache, monkeypatch):
     assert compile.COUNTS["compiled"] == 3
 
 
-def test_many_kernels_compile_beside_each_other(empty_cache):
+def test_many_kernels_compile_beside_each_other():
     specs = [spec(dtype) for dtype in (np.float32, ml_dtypes.bfloat16)]
     kernels = compile_many([*specs, *specs], "sm_90", threads=2)
     assert [k.entry for k in kernels] == [s.name for s in (*specs, *specs)]
@@ -111,14 +95,14 @@ def test_many_kernels_compile_beside_each_other(empty_cache):
     assert compile.COUNTS["compiled"] == 2
 
 
-def test_compile_many_reports_what_the_compiler_says(empty_cache):
-    broken = spec(source=case["SOURCE"].replace("edge += 1", "edge += unknown_name"))
+def test_compile_many_reports_what_the_compiler_says():
+    broken = spec(source=SOURCE.replace("edge += 1", "edge += unknown_name"))
     with pytest.raises(RuntimeError, match=rf"(?s){broken.name} did not compile.*unknown_name"):
         compile_many([broken, spec()], "sm_90", threads=2)
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
-def test_leaving_out_coalesce_changes_nothing(empty_cache, monkeypatch, target):
+def test_leaving_out_coalesce_changes_nothing(monkeypatch, target):
     used = []
     add_coalesce = passes.ttgpuir.add_coalesce
     monkeypatch.setattr(
@@ -170,7 +154,7 @@ def test_ptx_has_no_line_numbers(empty_cache):
     assert compile.assemble(stages["ptx"]).registers > 0
 
 
-def test_register_limits_are_valid_ptx(empty_cache):
+def test_register_limits_are_valid_ptx():
     stages, _ = compile.compile_stages(spec(), "sm_90")
     limited = compile._with_register_limit(stages["ptx"], 128)
     assert limited.count("\n.maxnreg 128\n") == 1
@@ -178,15 +162,46 @@ def test_register_limits_are_valid_ptx(empty_cache):
     assert with_limit.registers == without.registers
 
 
-def test_one_thread_compiles_while_another_interprets(empty_cache):
-    def interpreted():
-        out = np.full((3, 20), np.nan, np.float32)
-        interpret(spec(), (values(), ROW_START), (out,), (20,), (3,))
-        return np.abs(out - expected(values())).max()
+def test_one_thread_compiles_while_another_interprets():
+    def error():
+        return np.abs(interpreted() - expected(values())).max()
 
     alone = compile.compile_stages(spec(), "sm_90")[0]["ptx"]
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        errors = [pool.submit(interpreted) for _ in range(20)]
+        errors = [pool.submit(error) for _ in range(20)]
         texts = {compile.compile_stages(spec(), "sm_90")[0]["ptx"] for _ in range(5)}
     assert texts == {alone}
-    assert max(error.result() for error in errors) < 1e-5
+    assert max(found.result() for found in errors) < 1e-5
+
+
+@pytest.mark.slow
+def test_gradients_of_radial_layers_have_warps_that_do_not_spill():
+    """In tf32x3, of the last layers of NequIP's three; two warps spill, but with Triton 3.6."""
+    form = derivatives(_linear_form(3, 64, (960, 1920, 128), False, 1.0, "tf32x3"))["backward"]
+    spec = linear.generate(form, "float32", partial=True)
+    found = compile.compile_kernel(spec, "sm_90")
+    warps = 4 if compile._compile_once(spec, "sm_90").spilled_bytes else 2
+    assert warps == 4 or importlib.metadata.version("triton").startswith("3.6")
+    assert (spec.num_warps, found.num_warps, found.spilled_bytes) == (2, warps, 0)
+    assert f".reqntid {32 * warps}" in found.assembly
+    compile._KERNELS.clear()
+    assert compile.compile_kernel(spec, "sm_90").num_warps == warps  # from disk
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_a_kernel_that_spills_is_named(dense, monkeypatch):
+    """The fewest bytes are kept; only kernels of tiles are compiled with more warps."""
+    form = _linear_form(1, 16, (16,), False, 1.0, "ieee")
+    spec = linear.generate(form, "float32", partial=False)
+    spec = dataclasses.replace(spec, coalesce=dense)
+    spilled, resources = iter((80, 40, 60)), compile.resources
+    monkeypatch.setattr(compile, "resources", lambda s: (resources(s)[0], next(spilled)))
+    expected, warps = (40, 4) if dense else (80, 2)
+    message = f"kernel {spec.name} for sm_90 spills {expected} bytes"
+    with pytest.warns(RuntimeWarning, match=message):
+        found = compile.compile_kernel(spec, "sm_90")
+    assert (found.spilled_bytes, found.num_warps) == (expected, warps)
+    compile._KERNELS.clear()
+    with pytest.warns(RuntimeWarning, match=message):  # also of a kernel that is on disk
+        compile.find(spec, "sm_90")
+    assert compile.find(spec, "sm_90") == dataclasses.replace(found, from_disk=True)

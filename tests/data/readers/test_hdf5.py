@@ -28,21 +28,12 @@ def frames(rng):
     """Return twelve frames: a molecule, and crystals with stress, virials or nothing."""
     water, copper = ase.build.molecule("H2O"), ase.build.bulk("Cu", cubic=True)
     found = []
-    for k in range(12):
-        atoms = water if k == 0 else copper
+    for k, atoms in enumerate([water, *[copper] * 11]):
         labels = {"energy": -3.5 - k, "forces": rng.normal(size=(len(atoms), 3))}
-        found.append(
-            {
-                "atomic_numbers": atoms.numbers,
-                "positions": atoms.positions + 0.1 * k,
-                "cell": atoms.cell.array,
-                "pbc": atoms.pbc,
-                "weight": 1.0,
-                "config_type": "Default",
-                "properties": labels,
-                "property_weights": {"energy": 1.0, "forces": 1.0},
-            }
-        )
+        own = {"atomic_numbers": atoms.numbers, "positions": atoms.positions + 0.1 * k}
+        own |= {"cell": atoms.cell.array, "pbc": atoms.pbc, "weight": 1.0, "config_type": "Default"}
+        weights = {"energy": 1.0, "forces": 1.0}
+        found.append(own | {"properties": labels, "property_weights": weights})
     found[1]["properties"]["stress"] = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
     found[2]["properties"]["virials"] = -copper.get_volume() * np.diag([1.0, 2.0, 3.0])
     found[3]["properties"] = {"energy": None, "forces": None, "dft_energy": -7.0}

@@ -76,6 +76,7 @@ IMPOSSIBLE = [
     (["lr=1e-6", *WATER], "training.min_lr=1e-05 is impossible: .* at most lr=1e-06"),
     (["seed=4294967296", *WATER], "seed=4294967296 is impossible: .* less than 2.32"),
     (["training.optimizer=sgd", *WATER], "training.optimizer=sgd is unknown; .*adam"),
+    (["data.check=maybe", *WATER], "data.check=maybe is unknown"),
     (["data.val=-0.5", *WATER], "data.val=-0.5 is impossible"),
     (["training.forces_weight=0", "training.energy_weight=0", *WATER], "_weight=0.0 is impossible"),
     (["training=extxyz", *WATER], "training follows from data="),

@@ -95,12 +95,6 @@ def test_impossible_cutoff_is_refused(cutoff):
         neighbor_list(np.zeros((1, 3)), *OPEN, cutoff)
 
 
-def test_coincident_atoms_are_refused():
-    positions = np.array([[0.0, 0, 0], [1.5, 0, 0], [1.5, 0, 0]])
-    with pytest.raises(DataError, match="atoms 1 and 2 are at the same place"):
-        neighbor_list(positions, *OPEN, 5.0)
-
-
 @pytest.mark.parametrize("distance", [0.0, 0.2, 0.31])
 def test_require_apart(distance):
     atoms = ase.Atoms("Cu3", [(0, 0, 0), (3, 0, 0), (3, 3 - distance, 0)], cell=3 * np.eye(3))

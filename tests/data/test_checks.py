@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 import warnings
 
 import ase.io
@@ -145,35 +146,35 @@ def put(array, at, value):
     return array
 
 
+CLOSE = r"1 frame has atoms nearer than 0.5 Å; .* are 0.300 Å apart \(structure 5, atoms 0 and 3\)"
+NET = "forces do not add up to zero in 1 of 100 frames; .* structure 5:"
+
+
 @pytest.mark.parametrize(
     ("name", "change", "expected"),
     [
-        ("forces", lambda s: 0 * s.forces, ["exactly zero in 1 of 100 frames (structure 5)"]),
-        ("stress", lambda s: 0 * s.stress, ["exactly zero in 1 of 90 frames (structure 5)"]),
+        ("forces", lambda s: 0 * s.forces, [r"exactly zero in 1 of 100 frames \(structure 5\)"]),
+        ("stress", lambda s: 0 * s.stress, [r"exactly zero in 1 of 90 frames \(structure 5\)"]),
         (
             "positions",
             lambda s: put(s.positions, 3, s.positions[0] + [0, 0, 0.3]),
-            ["1 frame has atoms nearer than 0.5 Å; the nearest are 0.300 Å", "would turn isolated"],
+            [CLOSE, "would turn isolated"],
         ),
         (
             "forces",
             lambda s: put(s.forces, (4, 1), 500),
-            ["explain 0%", "1 frame has forces above", "forces do not add up to zero in 1 of 100"],
+            ["explain 0%", "1 frame has forces above .* atom 4 of structure 5", NET],
         ),
-        ("energy", lambda s: s.energy + 40.0, ["1 frame has energies more than"]),
-        # as of fixed atoms
-        ("forces", lambda s: put(s.forces, slice(2, None), 0), ["forces do not add up to zero in"]),
+        ("energy", lambda s: s.energy + 40.0, ["1 frame has energies more than .* structure 5"]),
+        ("forces", lambda s: put(s.forces, slice(2, None), 0), [NET]),
     ],
-    ids=["no forces", "no stress", "close", "large force", "energy", "fixed"],
+    ids=["no forces", "no stress", "close", "large force", "energy", "fixed atoms"],
 )
 def test_a_fault_of_one_frame_names_it(ethanol, crystal, name, change, expected):
     frames = crystal if name == "stress" else ethanol
     found = problems(replaced(frames, 5, **{name: change(frames[5])}))
-    for text, part in zip(found, expected, strict=True):
-        assert part in text
-        assert "structure 5" in text or part in ("would turn isolated", "explain 0%")
-        if "nearer" in part or "above" in part:
-            assert "atoms 0 and 3)" in text or "atom 4 of" in text
+    for text, pattern in zip(found, expected, strict=True):
+        assert re.search(pattern, text)
 
 
 def test_forces_that_are_zero_by_symmetry_are_no_problem(ethanol, crystal):

@@ -99,6 +99,7 @@ def test_a_run_whose_terminal_closes_writes_a_checkpoint(water, tmp_path):
     """What it prints then goes nowhere, which is no reason to fail."""
     run = tmp_path / "run"
     settings = [f"data={water}", *TINY, f"run={run}", "epochs=1000000"]
+    settings += ["training.checkpoint_seconds=1e6"]  # none but the first and the last
     ours, theirs = pty.openpty()
     process = start_python(
         *("-c", IN_ITS_TERMINAL, ROOT / "train.py", *settings),
@@ -107,10 +108,8 @@ def test_a_run_whose_terminal_closes_writes_a_checkpoint(water, tmp_path):
     )
     os.close(theirs)
     try:
-        text = b""
-        while process.poll() is None and not (
-            b"ms/step" in text and (run / "metrics.csv").exists()
-        ):
+        text, metrics = b"", run / "metrics.csv"
+        while process.poll() is None and not (b"ms/step" in text and metrics.exists()):
             text += os.read(ours, 10_000)
         assert process.poll() is None, text.decode()
         assert read_metadata(run, which="last")["step"] == 0

@@ -3,15 +3,18 @@ import re
 import ase
 import ase.io
 import jax
+import matplotlib.image
 import numpy as np
 import pytest
 from ase import units
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.stress import full_3x3_to_voigt_6_stress
 
+from eqfuse import plots
 from eqfuse.data import Batcher, DataError, Dataset, Structure
 from eqfuse.data.dataset import split_indices
 from eqfuse.models import ZBL
+from eqfuse.runs.checkpoint import read_checkpoint
 from eqfuse.runs.errors import ConfigError
 from eqfuse.train import load_run
 from eqfuse.train.arguments import parse
@@ -170,6 +173,42 @@ def test_several_files_by_a_pattern(tmp_path, water):
     ase.io.write(tmp_path / "part-3.xyz", frames[2:5])
     with pytest.raises(DataError, match=f"{tmp_path / 'part-3.xyz'}, frame 1: "):
         prepared(f"data={pattern}")
+
+
+@pytest.mark.usefixtures("pictures")
+def test_the_second_stage_weighs_energies_and_has_a_best_network_of_its_own(
+    water, tmp_path, capsys
+):
+    run, settings = tmp_path / "run", [f"data={water}", *TINY, "dtype=float64", "epochs=6"]
+    settings += ["training.second_stage=0.5", "training.second_energy_weight=300"]
+    assert main([*settings, f"run={run}"]) == 0  # 4 steps in each epoch
+    assert "second stage: energy_weight=300" in capsys.readouterr().out
+    _, last, _ = read_checkpoint(run, ("last",))
+    assert last["position"]["second_since"] == 12
+    # The picture shows where it began.
+    plots.learning_curves(run / "metrics.csv", tmp_path / "without.png")
+    pictures = [run / "learning.png", tmp_path / "without.png"]
+    assert not np.array_equal(*map(matplotlib.image.imread, pictures))
+    for row in rows_of(run):
+        energy = 1e-3 * float(row["val_energy_rmse_mev_per_atom"])
+        forces = 1e-3 * float(row[f"val_{FORCES}"])
+        weight = 1 if int(row["epoch"]) <= 3 else 300
+        expected = (weight * energy**2 + forces**2) / last["statistics"]["force_rms"] ** 2
+        assert float(row["val_loss"]) == pytest.approx(expected, rel=1e-9)
+    assert read_checkpoint(run, ("best",))[1]["epoch"] > 3
+
+
+def test_the_best_network_is_that_of_the_criterion_asked_for(water, tmp_path):
+    jumpy = ["lr=0.5", "training.schedule=constant", "training.ema_decay=0", "epochs=8"]
+    more = ["training.best=energy_mae", f"run={tmp_path / 'run'}"]
+    assert main([f"data={water}", *TINY, *jumpy, *more]) == 0
+    errors, losses = (
+        np.array([float(row[name]) for row in rows_of(tmp_path / "run")])
+        for name in ("val_energy_mae_mev_per_atom", "val_loss")
+    )
+    best = read_checkpoint(tmp_path / "run", ("best",))[1]["epoch"]
+    assert best == 1 + errors.argmin()
+    assert best != 1 + losses.argmin(), "the case is meant to tell the criteria apart"
 
 
 def test_time_stops_a_run(tmp_path, water, capsys):

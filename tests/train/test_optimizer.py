@@ -176,6 +176,18 @@ def test_early_stopping_counts_validations_since_the_best_of_a_stage():
     assert rate.reason_to_stop is None
 
 
+def test_parameters_of_the_second_stage_have_equal_weights(rng):
+    params = rng.normal(size=20)
+    average, since = 0.0, 12
+    for step, value in enumerate(params):
+        decay = average_decay(0.9, step, since if step >= since else None)
+        average = value + decay * (average - value)
+        assert decay == (2 + step) / (11 + step) or step != since - 1
+    assert average == pytest.approx(params[since:].mean(), rel=1e-12)
+    assert average_decay(0.0, 5, None) == 0
+    assert average_decay(0.5, 1000, None) == 0.5
+
+
 TREE = {"b": jnp.arange(6.0).reshape(2, 3), "a": {"w": jnp.array([7.0])}, "c": jnp.zeros((0, 2))}
 
 

@@ -53,8 +53,6 @@ IMPOSSIBLE = [
     ([*WATER, "devices=0"], "a number of devices"),
     ([*WATER, "devices=distributed"], "JAX_COORDINATOR_ADDRESS"),
     (["resume="], "resume= is impossible: it must be the folder of a run"),
-    (["layer=3"], "layer is not a setting of this run; nearest: layers"),
-    (["--layer=3"], "layer is not a setting of this run"),
     (["-l=3"], "-l=3 is not a setting; write it as name=value"),
     (["foo"], "foo is not a setting; write it as name=value"),
     (["zzzz=1"], "zzzz is not a setting of this run; --help"),

@@ -1,5 +1,6 @@
 """Python in a process of its own, under the warnings of the tests."""
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -21,3 +22,14 @@ def run_python(*arguments, check: bool = True, **options) -> subprocess.Complete
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, **options)
     assert not check or done.returncode == 0, done.stderr
     return done
+
+
+def start_python(*arguments, variables=(), **options) -> subprocess.Popen:
+    """Start Python on the CPU, with this package.
+
+    Args:
+      variables: of its environment, beside those of this process.
+      options: those of `subprocess.Popen`.
+    """
+    own = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **dict(variables)}
+    return subprocess.Popen([sys.executable, *map(str, arguments)], env=os.environ | own, **options)

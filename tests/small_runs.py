@@ -97,3 +97,17 @@ def write_displaced(path, atoms, number: int, seed: int):
         frames.append(labelled(frame))
     ase.io.write(path, frames, format="extxyz")
     return path
+
+
+def rewritten(source, path, change):
+    """Write the frames of a file after `change(number, atoms)` of each; return path."""
+    frames = ase.io.read(source, ":")
+    for number, atoms in enumerate(frames):
+        change(number, atoms)
+    ase.io.write(path, frames, format="extxyz")
+    return path
+
+
+def errors_of(run) -> dict[tuple[str, str], dict[str, str]]:
+    """Return the rows of errors.csv of a run by set and group."""
+    return {(row["set"], row["group"]): row for row in rows_of(Path(run) / "errors.csv")}

@@ -1,5 +1,6 @@
 """Padded batches: everything is there once, and padding is neutral."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -34,18 +35,21 @@ def test_batches_have_every_sample_once_in_each_epoch(data):
 
     assert len(Batcher(data.train, 7)) == 6
     energies = [sample.energy for sample in data.train]
-    for epoch in range(3):
-        batches = order(0, epoch)
+    orders = [order(*of) for of in ((0, 0), (0, 1), (1, 0))]
+    for batches in orders:
         assert list(map(len, batches)) == [7, 7, 7, 7, 7, 5]
         assert sorted(itertools.chain(*batches)) == sorted(energies)
-    assert order(0, 0) == order(0, 0)
-    assert len({str(order(*of)) for of in ((0, 0), (0, 1), (1, 0))}) == 3
+    assert order(0, 0) == orders[0]
+    assert len(set(map(str, orders))) == 3
     assert [*itertools.chain(*order(0, 0, shuffle=False))] == energies
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_batch_holds_what_its_members_hold(data, dtype):
-    samples = data.train[:5]
+    """Labels that a member lacks are masked zeros."""
+    samples = [*data.train[:5]]
+    samples[1] = dataclasses.replace(samples[1], energy=None)
+    samples[2] = dataclasses.replace(samples[2], forces=None)
     batch = collate(samples, Shape(64, 4000, 8), dtype)
     graph, labels = batch.graph, batch.labels
     real = np.any(graph.vectors != 0, axis=1)
@@ -55,7 +59,7 @@ def test_batch_holds_what_its_members_hold(data, dtype):
     node, edge = 0, 0
     for i, s in enumerate(samples):
         nodes, edges = slice(node, node + s.num_atoms), slice(edge, edge + s.num_edges)
-        for found, expected in (
+        pairs = [
             (graph.positions[nodes], s.positions.astype(dtype)),
             (graph.species[nodes], s.species),
             (graph.graph_index[nodes], i),
@@ -63,15 +67,14 @@ def test_batch_holds_what_its_members_hold(data, dtype):
             (receivers[edges], s.receivers + node),
             (shifts[edges], s.shifts.astype(dtype)),
             (graph.cells[i], s.cell.astype(dtype)),
-            (labels.forces[nodes], s.forces.astype(dtype)),
-            (labels.energy[i], dtype(s.energy)),
             (labels.num_atoms[i], s.num_atoms),
-            (labels.stress_mask[i], s.stress is not None),
-            (labels.stress[i], (np.zeros((3, 3)) if s.stress is None else s.stress).astype(dtype)),
-        ):
+        ]
+        for name, at in (("energy", i), ("forces", nodes), ("stress", i)):
+            own = getattr(s, name)
+            pairs.append((getattr(labels, f"{name}_mask")[at], own is not None))
+            pairs.append((getattr(labels, name)[at], 0 if own is None else np.asarray(own, dtype)))
+        for found, expected in pairs:
             np.testing.assert_array_equal(found, expected)
-        assert labels.energy_mask[i]
-        assert labels.forces_mask[nodes].all()
         node, edge = nodes.stop, edges.stop
     assert node == graph.node_mask.sum()
     assert 0 < labels.stress_mask.sum() < len(samples)
@@ -81,11 +84,12 @@ def test_batch_holds_what_its_members_hold(data, dtype):
 
 def test_padding_is_neutral_and_edges_are_sorted(data):
     """Edges are sorted by receiver, then sender; loops are spread over all nodes."""
+    sizes = {sample.energy: sample.num_edges for sample in data.train}
     for batch in Batcher(data.train, 7, dtype=np.float64).batches():
-        graph, labels = batch.graph, batch.labels
+        graph, labels, edges = batch.graph, batch.labels, batch.graph.edges
         nodes, graphs = ~graph.node_mask, ~graph.graph_mask
-        assert nodes.any()
-        assert graphs.any()
+        for padding in (nodes, graphs):
+            assert padding.any()
         for in_order in (nodes, graphs, graph.graph_index):  # real ones first, then padding
             assert (np.diff(in_order.astype(int)) >= 0).all()
         assert (graph.graph_index[nodes] == graph.num_graphs - 1).all()
@@ -96,16 +100,15 @@ def test_padding_is_neutral_and_edges_are_sorted(data):
             assert not of_graph[graphs].any()
         for of_node in (labels.forces, labels.forces_mask):
             assert not of_node[nodes].any()
-        lengths = np.linalg.norm(graph.vectors, axis=1)
-        loops = graph.edges.receivers[lengths == 0]
-        np.testing.assert_array_equal(loops, graph.edges.senders[lengths == 0])
-        assert not graph.shifts[lengths == 0].any()
-        assert not nodes[graph.edges.receivers[lengths > 0]].any()
-        sizes = {sample.energy: sample.num_edges for sample in data.train}
-        assert len(lengths) - len(loops) == sum(sizes[energy] for energy in members(batch))
+        loop = np.linalg.norm(graph.vectors, axis=1) == 0
+        loops = edges.receivers[loop]
+        np.testing.assert_array_equal(loops, edges.senders[loop])
+        assert not graph.shifts[loop].any()
+        assert not nodes[edges.receivers[~loop]].any()
+        assert np.sum(~loop) == sum(sizes[energy] for energy in members(batch))
         of_node = np.bincount(loops, minlength=len(nodes))
         assert of_node.max() - of_node.min() <= 1  # none is walked for longer than others
-        edges, every = graph.edges, np.arange(graph.edges.num_edges)
+        every = np.arange(edges.num_edges)
         np.testing.assert_array_equal(edges.receiver_order, every)
         np.testing.assert_array_equal(np.lexsort((edges.senders, edges.receivers)), every)
 
@@ -113,26 +116,22 @@ def test_padding_is_neutral_and_edges_are_sorted(data):
 @pytest.mark.parametrize("max_shapes", [1, 2, 5])
 @pytest.mark.parametrize("batch_size", [1, 4, 1000])
 def test_shapes_are_few_and_hold_every_batch(data, max_shapes, batch_size):
-    batcher = Batcher(data.train, batch_size, max_shapes=max_shapes)
+    """Also a batch of the largest samples."""
+    largest_first = sorted(data.train, key=lambda s: (s.num_edges, s.num_atoms), reverse=True)
+    batcher = Batcher(largest_first, batch_size, max_shapes=max_shapes)
     assert 1 <= len(batcher.shapes) <= max_shapes
-    graphs = [batch.graph for epoch in range(3) for batch in batcher.batches(epoch)]
+    epochs = [batcher.batches(shuffle=False), *map(batcher.batches, range(3))]
+    graphs = [batch.graph for batches in epochs for batch in batches]
+    assert sum(graph.graph_mask.sum() for graph in graphs) == 4 * 40
     used = {(len(g.node_mask), g.edges.num_edges, g.num_graphs) for g in graphs}
     assert used <= set(batcher.shapes)
     assert {shape.n_graphs for shape in batcher.shapes} == {min(batch_size, 40) + 1}
 
 
-def test_shapes_hold_the_largest_samples_together(data):
-    largest_first = sorted(data.train, key=lambda s: (s.num_edges, s.num_atoms), reverse=True)
-    batcher = Batcher(largest_first, 4)
-    assert sum(batch.graph.graph_mask.sum() for batch in batcher.batches(shuffle=False)) == 40
-
-
 def sample_of_size(n_atoms, n_edges):
-    nodes, edges = np.zeros((n_atoms, 3)), np.zeros(n_edges, np.int32)
-    species = np.zeros(n_atoms, np.int32)
-    return Sample(
-        nodes, species, edges, edges, np.zeros((n_edges, 3)), np.zeros((3, 3)), 0.0, nodes
-    )
+    nodes, shifts = np.zeros((n_atoms, 3)), np.zeros((n_edges, 3))
+    species, edges = np.zeros(n_atoms, np.int32), np.zeros(n_edges, np.int32)
+    return Sample(nodes, species, edges, edges, shifts, np.zeros((3, 3)), 0.0, nodes)
 
 
 def test_shapes_where_atoms_and_edges_are_unrelated_or_equal():
@@ -159,16 +158,16 @@ def test_batch_of_nothing_is_padding():
 @pytest.mark.parametrize("parts", [2, 8])
 def test_parts_of_a_batch_are_the_batch(data, parts):
     """The order of the samples does not depend on how many parts there are, nor on whose."""
-    whole = Batcher(data.train, 7)
-    split = Batcher(data.train, 7, parts=parts)
-    own = Batcher(data.train, 7, parts=parts, own=[parts - 1])
+    whole, split, own = (
+        Batcher(data.train, 7, **how)
+        for how in ({}, {"parts": parts}, {"parts": parts, "own": [parts - 1]})
+    )
     assert len(split.shapes) <= 3
     for one, several, last in zip(whole.batches(2), split.batches(2), own.batches(2), strict=True):
         assert members(one) == members(several)
-        shape = several.graph.node_mask.shape
-        assert shape[0] == parts
-        edges = several.graph.edges.senders.shape
-        assert (shape[1], edges[1]) in [s[:2] for s in split.shapes]
+        rows, nodes = several.graph.node_mask.shape
+        assert rows == parts
+        assert (nodes, several.graph.edges.senders.shape[1]) in [s[:2] for s in split.shapes]
         jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[-1:], b), several, last)
 
 

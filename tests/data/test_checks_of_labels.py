@@ -19,7 +19,7 @@ from eqfuse.data.checks_of_labels import hessians
 from eqfuse.data.readers.ase_files import of_atoms
 from eqfuse.data.remarks import APERIODIC, remarks_of, unread
 from tests.fuzz.labels import FAULTS, PUBLISHED, RIGHT, labelled, made, planted, reported
-from tests.small_runs import prepared, write_displaced
+from tests.small_runs import prepared, rewritten, write_displaced
 
 # Sources of a fault: the embedded molecule, and one in cells that are not symmetric.
 SOURCE = {"transposed lattice": "copper, sheared cells"}
@@ -52,12 +52,12 @@ def test_torques_show_faults_in_few_frames_of_molecules(fault):
         right = boxed(frames[:count], size) if size else frames[:count]
         assert reported(right) == []
         wrong = planted(fault, right, np.random.default_rng(2))
-        assert (wrong is None) == (count == 1 and "next" in fault)
-        for found in reported(wrong) if wrong else ():
-            few = count < 8
-            assert (FAULTS[fault][1] in found) == (not few)
-            assert found.startswith("forces would turn isolated molecules in") == few
-        assert wrong is None or len(reported(wrong)) == 1
+        if count == 1 and "next" in fault:
+            assert wrong is None
+            continue
+        [found], few = reported(wrong), count < 8
+        assert (FAULTS[fault][1] in found) == (not few)
+        assert found.startswith("forces would turn isolated molecules in") == few
 
 
 def test_torques_of_what_is_not_alone_or_not_free_say_nothing():
@@ -79,12 +79,10 @@ def test_too_few_frames_are_said_and_how_many_would_do(source, least, most):
     assert least <= needed <= most
     assert [*unjudged(frames[: least - 1])] != []
     assert [*unjudged(frames[:most])] == []
-    few, enough = (
-        reported(planted("forces of rotated frames", frames[:count], np.random.default_rng(0)))
-        for count in (7, most)
-    )
-    assert len(few) == (source == "copper, dimers")  # they are no crystals: torques show it
-    assert len(enough) == 1
+    # dimers are no crystals: torques show it
+    for count, number in ((7, source == "copper, dimers"), (most, 1)):
+        wrong = planted("forces of rotated frames", frames[:count], np.random.default_rng(0))
+        assert len(reported(wrong)) == number
 
 
 def test_too_few_frames_are_a_warning_and_strict_goes_on(tmp_path, capsys):
@@ -94,11 +92,6 @@ def test_too_few_frames_are_a_warning_and_strict_goes_on(tmp_path, capsys):
         prepared(*given, f"data.check={check}")
         said = capsys.readouterr().err
         assert said.count("warning: labels could not be judged: 6 frames with forces") == count
-
-
-@pytest.fixture(scope="module")
-def ethanol() -> list[Structure]:
-    return made("ethanol", 0, 40)
 
 
 @pytest.mark.parametrize(
@@ -118,9 +111,9 @@ def ethanol() -> list[Structure]:
     ],
     ids=["no forces", "no energies", "rounding", "of nothing", "exchanged atoms"],
 )
-def test_forces_of_nothing_or_of_other_atoms(ethanol, change, expected):
-    rng = np.random.default_rng(0)
-    found = reported([dataclasses.replace(s, **change(s, rng)) for s in ethanol])
+def test_forces_of_nothing_or_of_other_atoms(rng, change, expected):
+    frames = made("ethanol", 0, 40)
+    found = reported([dataclasses.replace(s, **change(s, rng)) for s in frames])
     assert len(found) == (expected is not None)
     assert not found or expected in found[0]
 
@@ -175,14 +168,12 @@ def test_reference_energies_of_another_unit_or_code(references, energies, messag
 
 def second_derivatives(atoms) -> np.ndarray:
     """Return the Hessian of EMT by differences, [n_atoms, 3, n_atoms, 3] eV/Å^2."""
-    count, start = len(atoms), atoms.positions.copy()
-    out = np.zeros((count, 3, count, 3))
-    for a, i in np.ndindex(count, 3):
+    out = np.zeros((len(atoms), 3, len(atoms), 3))
+    for a, i in np.ndindex(len(atoms), 3):
         for step in (1e-4, -1e-4):
-            atoms.positions = start
-            atoms.positions[a, i] += step
-            out[a, i] -= atoms.get_forces() / (2 * step)
-    atoms.positions = start
+            moved = atoms.copy()
+            moved.positions[a, i] += step
+            out[a, i] -= EMT().get_forces(moved) / (2 * step)
     return (out + out.transpose(2, 3, 0, 1)) / 2
 
 
@@ -192,8 +183,8 @@ def stiff() -> list[Structure]:
     for _ in range(3):
         atoms = ase.build.molecule("CH3OH")
         atoms.positions += 0.05 * rng.normal(size=atoms.positions.shape)
-        structure = labelled(atoms, EMT())
-        frames.append(dataclasses.replace(structure, hessian=second_derivatives(atoms)))
+        hessian = second_derivatives(atoms)
+        frames.append(dataclasses.replace(labelled(atoms, EMT()), hessian=hessian))
     return frames
 
 
@@ -236,8 +227,7 @@ def test_hessians_of_another_unit_order_or_frame(stiff, change, message, without
 
 
 def test_remarks_name_what_no_network_reads():
-    atoms = ase.build.molecule("OH")
-    plain = ase.build.molecule("H2O")
+    plain, atoms = ase.build.molecule("H2O"), ase.build.molecule("OH")
     plain.info |= {"charge": 0, "spin": 1, "multiplicity": 1}
     plain.set_initial_charges([0, 0, 0])
     assert remarks_of(plain) == ()
@@ -247,22 +237,18 @@ def test_remarks_name_what_no_network_reads():
     atoms.set_initial_magnetic_moments([0, 1.0])
     expected = ("charge", "spin", "initial charges", "initial magnetic moments")
     assert remarks_of(atoms) == of_atoms(atoms).remarks == expected
-    text = unread([*expected, "charge"])
-    assert text.startswith(
-        "charge, spin, initial charges, initial magnetic moments of the atoms are"
-    )
+    assert unread([*expected, "charge"]).startswith(f"{', '.join(expected)} of the atoms are")
     assert "charge of the atoms is not read: no network here depends on it," in unread(["charge"])
 
 
-def test_charges_of_frames_are_said_once_before_the_training(water, tmp_path, capsys):
-    frames = ase.io.read(water, ":")
-    ase.io.write(tmp_path / "neutral.xyz", frames, format="extxyz")
-    for atoms in frames[3:6]:
-        atoms.info["charge"] = 1
-    ase.io.write(tmp_path / "charged.xyz", frames, format="extxyz")
-    for name, count in (("neutral", 0), ("charged", 1)):
-        prepared(f"data={tmp_path / name}.xyz")
-        assert capsys.readouterr().err.count("warning: charge of the atoms is not read") == count
+@pytest.mark.parametrize("count", [0, 3])
+def test_charges_of_frames_are_said_once_before_the_training(water, tmp_path, capsys, count):
+    def change(number, atoms):
+        atoms.info |= {"charge": 1} if number < count else {}
+
+    prepared(f"data={rewritten(water, tmp_path / 'charged.xyz', change)}")
+    said = capsys.readouterr().err.count("warning: charge of the atoms is not read")
+    assert said == (count > 0)
 
 
 def test_crystals_without_periodic_directions_are_named(rng):
@@ -285,16 +271,13 @@ def test_crystals_without_periodic_directions_are_named(rng):
 
 
 @pytest.mark.parametrize(("error", "said"), [(0.2, False), (0.85, False), (0.95, True)])
-def test_nothing_is_learned_where_errors_are_as_large_as_forces(error, said):
+def test_nothing_is_learned_where_errors_are_as_large_as_forces(rng, error, said):
     frames = read_embedded("ethanol")[:4]
-    rng = np.random.default_rng(0)
-    forces = [s.forces for s in frames]
-    size = np.sqrt(np.mean(np.square(forces)))
-    noise = rng.choice([-1, 1], size=np.shape(forces)) * error * size
-    predicted = [SimpleNamespace(forces=f + e) for f, e in zip(forces, noise, strict=True)]
+    forces = np.array([s.forces for s in frames])
+    noise = rng.choice([-1, 1], size=forces.shape) * error * np.sqrt(np.mean(forces**2))
+    predicted = [SimpleNamespace(forces=f) for f in forces + noise]
     found = nothing_learned(frames, predicted)
     assert bool(found) == said
-    if said:
-        for kind in ("of the next frame", "of other atoms", "of the opposite sign", "in Bohr"):
-            assert kind in found
+    for kind in ("of the next frame", "of other atoms", "of the opposite sign", "in Bohr"):
+        assert not said or kind in found
     assert nothing_learned([dataclasses.replace(s, forces=None) for s in frames], predicted) is None

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from eqfuse.data import DataError, Structure, neighbor_list
-from eqfuse.data.neighbors import LARGE, centred, require_apart
+from eqfuse.data.neighbors import LARGE, require_apart
 from eqfuse.data.samples import prepare_samples
 
 # ASE 3.29 sets shapes in place, which NumPy 2.5 deprecates.
@@ -95,12 +95,6 @@ def test_impossible_cutoff_is_refused(cutoff):
         neighbor_list(np.zeros((1, 3)), *OPEN, cutoff)
 
 
-def test_coincident_atoms_are_refused():
-    positions = np.array([[0.0, 0, 0], [1.5, 0, 0], [1.5, 0, 0]])
-    with pytest.raises(DataError, match="atoms 1 and 2 are at the same place"):
-        neighbor_list(positions, *OPEN, 5.0)
-
-
 @pytest.mark.parametrize("distance", [0.0, 0.2, 0.31])
 def test_require_apart(distance):
     atoms = ase.Atoms("Cu3", [(0, 0, 0), (3, 0, 0), (3, 3 - distance, 0)], cell=3 * np.eye(3))
@@ -177,24 +171,6 @@ def test_edges_of_a_molecule_within_a_large_cutoff(cutoff):
     senders, receivers, _ = neighbor_list(water.positions, *OPEN, cutoff)
     np.testing.assert_array_equal(receivers, [0, 0, 1, 1, 2, 2])
     np.testing.assert_array_equal(senders, [1, 2, 0, 2, 0, 1])
-
-
-@pytest.mark.parametrize("pbc", [(True, True, True), (True, False, True), (False, False, False)])
-def test_centred_coordinates_are_small_wherever_the_atoms_are(pbc):
-    """Also astride the corner of a cell with a wide vacuum; vectors of edges are the same."""
-    atoms = ase.build.bulk("Cu", cubic=True) * (2, 2, 2)
-    atoms.rattle(0.05, seed=0)
-    atoms.cell[2, 2] = 500.0
-    rng = np.random.default_rng(0)
-    x = atoms.positions + 1000 + rng.integers(-99, 99, (32, 3)) * pbc @ atoms.cell.array
-    given = x, atoms.cell.array, np.array(pbc)
-    senders, receivers, shifts = neighbor_list(*given, 3.6)
-    near, moved = centred(*given, senders, receivers, shifts)
-    assert len(senders) > 100
-    assert max(np.abs(near).max(), np.abs(moved).max()) < 8
-    vectors = x[senders] + shifts - x[receivers]
-    centred_ones = near[senders] + moved - near[receivers]
-    np.testing.assert_allclose(centred_ones, vectors, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("pbc", [(True, True, True), (False, False, False), (True, False, True)])

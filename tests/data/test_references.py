@@ -1,5 +1,7 @@
 """Reference energies, and that float32 labels survive all-electron totals."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -31,30 +33,25 @@ def hydrocarbon(carbons, hydrogens, energy):
         ("2\nProperties=species:S:1:pos:R:3 energy=-1\nH 0 0 0\nH 0 0 1\n", "has 2 atoms"),
         (ATOM.format(symbol="H", energy=-2.0), "a second energy for H"),
         ("1\nProperties=species:S:1:pos:R:3\nC 0 0 0\n", "no energy under the key 'energy'"),
-        (ATOM.format(symbol="C", energy=-1029.5), None),
     ],
 )
 def test_isolated_atom_energies(tmp_path, text, message):
     path = tmp_path / "atoms.xyz"
-    first = ATOM.format(symbol="N", energy=-9.0) + ATOM.format(symbol="H", energy=-1.0)
-    path.write_text(first + text)
-    if message is None:
-        energies = isolated_atom_energies(path)
-        assert energies == {1: -1.0, 6: -1029.5, 7: -9.0}
-        assert list(energies) == [1, 6, 7]
-        return
-    with pytest.raises(DataError, match=rf"frame 2\b.*{message}"):
+    energies = (("N", -9.0), ("H", -1.0), ("C", -1029.5))
+    atoms = "".join(ATOM.format(symbol=symbol, energy=energy) for symbol, energy in energies)
+    path.write_text(atoms)
+    found = isolated_atom_energies(path)
+    assert [*found.items()] == [(1, -1.0), (6, -1029.5), (7, -9.0)]
+    path.write_text(atoms + text)
+    with pytest.raises(DataError, match=rf"frame 3\b.*{message}"):
         isolated_atom_energies(path)
 
 
 def test_fit_recovers_exact_energies():
-    exact = {1: -13.6, 6: -1029.5}
-    structures = [
-        hydrocarbon(c, h, c * exact[6] + h * exact[1]) for c, h in [(1, 4), (2, 6), (2, 4), (6, 6)]
-    ]
-    fitted = fit_reference_energies(structures)
+    exact, counts = {1: -13.6, 6: -1029.5}, [(1, 4), (2, 6), (2, 4), (6, 6)]
+    structures = [hydrocarbon(c, h, c * exact[6] + h * exact[1]) for c, h in counts]
     # Condition number of the counts is about 5: a few roundings of energies near 6e3 eV.
-    assert fitted == pytest.approx(exact, abs=1e-10)
+    assert fit_reference_energies(structures) == pytest.approx(exact, abs=1e-10)
 
 
 def test_fit_of_one_composition_has_minimum_norm_and_zero_mean_residual():
@@ -130,8 +127,11 @@ def test_references_that_are_given_come_before_isolated_atoms(molecules):
 def test_isolated_atoms_must_be_one_of_each_element(molecules, atoms, message):
     with pytest.raises(DataError, match=message):
         build([*atoms, *molecules])
+
+
+def test_isolated_atom_is_one_atom(molecules):
     with pytest.raises(DataError, match=r"config_type=IsolatedAtom is for one atom.* 5 atoms"):
-        Structure([6, 1, 1, 1, 1], molecules[0].positions, energy=0.0, config_type="IsolatedAtom")
+        dataclasses.replace(molecules[0], config_type="IsolatedAtom")
 
 
 def test_isolated_atoms_of_the_validation_structures(molecules):
@@ -141,12 +141,13 @@ def test_isolated_atoms_of_the_validation_structures(molecules):
     data = build(structures, validation=validation)
     assert data.references == {1: -0.5, 6: -5.0}
     assert data.val_indices.tolist() == [1]
-    with pytest.raises(DataError, match="validation structure 2: a second energy for C"):
-        build(structures, validation=[*validation, atom(6, -5.1)])
-    with pytest.raises(DataError, match=r"no structure but isolated atoms \(2\)"):
-        build([carbon, hydrogen])
-    with pytest.raises(DataError, match=r"no validation structure but isolated atoms \(2\)"):
-        build(molecules, validation=[carbon, hydrogen])
+    for frames, given, message in (
+        (structures, [*validation, atom(6, -5.1)], "ion structure 2: a second energy for C"),
+        ([carbon, hydrogen], None, r"no structure but isolated atoms \(2\)"),
+        (molecules, [carbon, hydrogen], r"no validation structure but isolated atoms \(2\)"),
+    ):
+        with pytest.raises(DataError, match=message):
+            build(frames, validation=given)
 
 
 def test_element_of_validation_structures_only_is_warned_of(molecules):

@@ -16,9 +16,8 @@ from eqfuse.data.lazy import chosen
 from eqfuse.data.samples import prepare_samples
 from eqfuse.data.store import StoredSamples, samples_of, store_structures, write_lists
 from eqfuse.data.structures import weighted_by_type
-from eqfuse.train.arguments import parse
-from eqfuse.train.datasets import load_datasets
-from tests.small_runs import TINY, labelled
+from tests.fuzz.damage import CHANGES
+from tests.small_runs import labelled, prepared, rewritten
 
 
 @pytest.fixture(scope="module")
@@ -28,25 +27,25 @@ def files(tmp_path_factory):
     molecules, crystals = [], []
     for k in range(8):
         atoms = ase.build.molecule("CH3OH" if k % 2 else "H2O")
-        atoms.positions += rng.normal(scale=0.05, size=atoms.positions.shape)
+        cell = ase.build.bulk("Cu", cubic=True)
+        for one in (atoms, cell):
+            one.positions += rng.normal(scale=0.05, size=one.positions.shape)
         atoms = labelled(atoms)
-        atoms.info |= {"config_energy_weight": 2.0, "config_type": "wet"} if k == 1 else {}
         for name in {3: ("energy",), 4: ("forces",), 5: ("energy", "forces")}.get(k, ()):
             del atoms.calc.results[name]
         molecules.append(atoms)
-        cell = ase.build.bulk("Cu", cubic=True)
-        cell.positions += rng.normal(scale=0.05, size=(4, 3))
         crystals.append(labelled(cell, ("energy", "forces", "stress")))
         if k % 3:
             hessian = rng.normal(size=(4, 3, 4, 3)).round(8)
             hessian[:k] = np.nan
             crystals[-1].arrays["hessian"] = hessian.reshape(4, 36)
+    molecules[1].info |= {"config_energy_weight": 2.0, "config_type": "wet"}
     crystals.append(ase.Atoms("Cu", info={"config_type": "IsolatedAtom", "energy": 3.0}))
     crystals.append(labelled(ase.build.bulk("Cu", cubic=True) * (5, 5, 6)))  # sorted in space
     folder = tmp_path_factory.mktemp("frames")
     paths = [folder / "molecules.xyz", folder / "crystals.xyz"]
     for path, frames in zip(paths, (molecules, crystals), strict=True):
-        ase.io.write(path, frames, format="extxyz")
+        ase.io.write(path, frames)
     return paths
 
 
@@ -55,22 +54,17 @@ def in_memory(files):
     return [s for file in files for s in read_structures(file, require_labels=False)]
 
 
-def assert_same(one, other):
-    """Compare the fields of two structures or samples, values and dtypes."""
-    assert type(one) is type(other)
-    for field in dataclasses.fields(one):
-        a, b = getattr(one, field.name), getattr(other, field.name)
-        if isinstance(a, np.ndarray):
-            np.testing.assert_array_equal(a, b, err_msg=field.name)
-            if field.name != "order":
-                assert a.dtype == b.dtype, field.name
-        else:
-            assert a == b, field.name
-
-
 def assert_all_same(ones, others):
+    """Compare the fields of structures or samples, values and dtypes."""
     for one, other in zip(ones, others, strict=True):
-        assert_same(one, other)
+        assert type(one) is type(other)
+        for field in dataclasses.fields(one):
+            a, b = getattr(one, field.name), getattr(other, field.name)
+            if isinstance(a, np.ndarray):
+                np.testing.assert_array_equal(a, b, err_msg=field.name)
+                assert a.dtype == b.dtype or field.name == "order", field.name
+            else:
+                assert a == b, field.name
 
 
 REFERENCES = {1: -1.0, 6: -2.0, 8: -3.0, 29: -4.0}
@@ -120,41 +114,44 @@ def test_batches_and_statistics_are_those_in_memory(files, in_memory, tmp_path):
 
 
 def test_files_are_read_once_and_again_when_they_change(files, tmp_path, monkeypatch):
-    path = tmp_path / "frames.xyz"
+    path, folder = tmp_path / "frames.xyz", tmp_path / "store"
     path.write_bytes(files[0].read_bytes())
-    first = store_structures([path], folder=tmp_path / "store")
-    samples_of(first, 4.0, (1, 6, 8), None)
+
+    def stored(cutoff=4.0):
+        frames = store_structures([path], folder=folder)
+        samples_of(frames, cutoff, (1, 6, 8), None)
+        return frames.folder
+
+    first = stored()
     with monkeypatch.context() as patch:
         for name in ("iterate_structures", "write_lists"):
             patch.setattr(store, name, None)
-        again = store_structures([path], folder=tmp_path / "store")
-        samples_of(again, 4.0, (1, 6, 8), None)
-        with pytest.raises(TypeError):  # another cutoff
-            samples_of(again, 5.0, (1, 6, 8), None)
+        assert stored() == first
+        with pytest.raises(TypeError):
+            stored(cutoff=5.0)
         path.write_bytes(path.read_bytes().replace(b"0.1", b"0.2", 1))
         with pytest.raises(TypeError):
-            store_structures([path], folder=tmp_path / "store")
-    changed = store_structures([path], folder=tmp_path / "store")
-    assert changed.folder != first.folder
-    assert len(list((tmp_path / "store").glob("[!.]*"))) == 2
+            stored()
+    assert stored() != first
+    assert len(list(folder.glob("[!.]*"))) == 2
 
 
 def test_nothing_is_kept_of_files_that_are_refused(files, tmp_path):
-    bad = tmp_path / "bad.xyz"
+    bad, folder = tmp_path / "bad.xyz", tmp_path / "store"
     for text, message in (
         (files[0].read_text() + "nonsense", r"bad\.xyz, frame 8"),
         ("", r"bad\.xyz has no frames"),
+        (None, "no such file"),
     ):
-        bad.write_text(text)
+        bad.unlink() if text is None else bad.write_text(text)
         with pytest.raises(DataError, match=message):
-            store_structures([files[1], bad], folder=tmp_path / "store")
-    with pytest.raises(DataError, match="no such file"):
-        store_structures([tmp_path / "none.xyz"], folder=tmp_path / "store")
-    assert not list((tmp_path / "store").glob("[!.]*"))
-    frames = ase.io.read(files[0], ":")
-    frames[2].positions[1] = frames[2].positions[0]
-    ase.io.write(bad, frames, format="extxyz")
-    stored = store_structures([bad], folder=tmp_path / "store")
+            store_structures([files[1], bad], folder=folder)
+    assert not list(folder.glob("[!.]*"))
+
+    def change(number, atoms):
+        atoms.positions[1] = atoms.positions[int(number != 2)]
+
+    stored = store_structures([rewritten(files[0], bad, change)], folder=folder)
     with pytest.raises(DataError, match=r"bad\.xyz, frame 2: atoms 0 and 1 are at the same place"):
         samples_of(stored, 4.0, (1, 6, 8), None)
     assert not list(stored.folder.glob("lists*"))
@@ -163,26 +160,26 @@ def test_nothing_is_kept_of_files_that_are_refused(files, tmp_path):
         samples_of(store_structures(files, folder=tmp_path), 4.0, (1, 8, 29), None)
 
 
-def test_damaged_frames_name_the_folder(files, tmp_path):
+def test_damaged_frames_name_the_folder(files, tmp_path, rng):
     """Each flipped bit is found when the frame is read; files that are cut off or gone at once."""
-    rng, common = np.random.default_rng(0), (4.0, (1, 6, 8, 29), None)
-    stored = store_structures(files, folder=tmp_path)
-    samples_of(stored, *common)
-    found = [path for path in stored.folder.rglob("[!.]*") if path.is_file()]
+
+    def read():
+        stored = store_structures(files, folder=tmp_path)
+        return [*samples_of(stored, 4.0, (1, 6, 8, 29), None)]
+
+    read()
+    found = [path for path in tmp_path.glob("[!.]*/**/[!.]*") if path.is_file()]
     assert len(found) == 4
     for path in found:
         content = path.read_bytes()
         damaged = [content[:-1], content[:32], b"", None]
-        for k in rng.integers(8 * len(content), size=10):
-            changed = bytearray(content)
-            changed[k // 8] ^= 1 << k % 8
-            damaged.append(bytes(changed))
+        damaged += [CHANGES["one bit flipped in"](rng, content) for _ in range(10)]
         for one in damaged:
             path.unlink() if one is None else path.write_bytes(one)
             with pytest.raises(DataError, match=f"{path.parent} are damaged .*remove this folder"):
-                list(samples_of(store_structures(files, folder=tmp_path), *common))
+                read()
             path.write_bytes(content)
-    assert len(list(samples_of(store_structures(files, folder=tmp_path), *common))) == 18
+    assert len(read()) == 18
 
 
 def test_a_full_disk_names_the_folder(files, tmp_path, monkeypatch):
@@ -211,13 +208,12 @@ def test_worker_processes_make_the_same_lists(tmp_path, files):
 
 
 def test_the_data_of_a_run_are_the_same_with_frames_on_disk(copper, tmp_path, monkeypatch):
-    monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path / "cache"))
-    sets = {}
-    for where in ("on", "off"):
-        config = parse([f"data={copper}", *TINY, "cutoff=3", f"data.store={where}"])
-        sets[where], _ = load_datasets(config)
-    assert isinstance(sets["on"].train, StoredSamples)
-    for name in ("train", "val"):
-        assert_all_same(*(getattr(s, name) for s in sets.values()))
-    assert sets["on"].references == sets["off"].references
-    assert len(list((tmp_path / "cache" / "store").glob("[!.]*"))) == 1
+    monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path))
+    on, off = (
+        prepared(f"data={copper}", "cutoff=3", f"data.store={where}")[0] for where in ("on", "off")
+    )
+    assert isinstance(on.train, StoredSamples)
+    assert_all_same(on.train, off.train)
+    assert_all_same(on.val, off.val)
+    assert on.references == off.references
+    assert len(list((tmp_path / "store").glob("[!.]*"))) == 1

@@ -1,6 +1,5 @@
 import functools
 import os
-import resource
 import shutil
 import signal
 import threading
@@ -22,10 +21,11 @@ from eqfuse.runs.checkpoint import (
 )
 from eqfuse.runs.errors import CheckpointError
 from eqfuse.runs.files import FORMAT, encode
-from eqfuse.train import load_run, read_metadata
+from eqfuse.train import load_run
 from eqfuse.train.flat import Flat
 from eqfuse.train.optimizer import muon
 from eqfuse.train.step import init_state
+from tests.runs.test_files import small_disk
 
 METADATA = {
     "model": "nequip",
@@ -41,8 +41,21 @@ def params(value: float) -> dict:
     return {"params": {"w": np.full((2, 3), value, np.float32)}}
 
 
+def checkpoints_in(folder, **how):
+    return Checkpoints(folder / "checkpoints", METADATA, **how)
+
+
+def written(folder, *steps):
+    """Write a run with these checkpoints, one after the other."""
+    checkpoints = checkpoints_in(folder)
+    for step in steps:
+        for name in ("best", "last"):
+            checkpoints.offer(name, step, functools.partial(params, step), {})
+    return checkpoints
+
+
 def test_a_run_is_read_back(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "checkpoints", METADATA)
+    checkpoints = checkpoints_in(tmp_path)
     checkpoints.offer("best", 3, lambda: params(3.0), {"epoch": 1})
     checkpoints.offer("last", 5, lambda: params(5.0), {"epoch": 2})
     checkpoints.flush()
@@ -55,32 +68,10 @@ def test_a_run_is_read_back(tmp_path):
     _, read, metadata = load_run(tmp_path, which="last")
     jax.tree.map(np.testing.assert_array_equal, read, params(5.0))
     assert metadata["step"] == 5
-
-
-def written(folder, *steps):
-    """Write a run with these checkpoints, one after the other."""
-    checkpoints = Checkpoints(folder / "checkpoints", METADATA)
-    for step in steps:
-        for name in ("best", "last"):
-            checkpoints.offer(name, step, functools.partial(params, step), {})
-    return checkpoints
-
-
-def test_only_the_best_and_the_last_two_stay(tmp_path):
-    written(tmp_path, 1, 2, 3, 4)
-    steps = {
-        path.name: read_metadata(path)["step"] for path in (tmp_path / "checkpoints").iterdir()
-    }
-    assert steps == {"best.safetensors": 4, "last.safetensors": 4, "previous.safetensors": 3}
-
-
-def test_a_network_is_one_file_that_is_read_wherever_it_is(tmp_path):
-    written(tmp_path / "run", 3)
-    file = tmp_path / "network.safetensors"
-    shutil.move(tmp_path / "run" / "checkpoints" / "best.safetensors", file)
-    shutil.rmtree(tmp_path / "run")
-    module, read, metadata = load_run(file)
-    assert (module.shift, metadata["step"]) == ((-1.0, -2.0), 3)
+    # a network is one file, wherever it is
+    file = shutil.move(tmp_path / "checkpoints" / "best.safetensors", tmp_path / "a.safetensors")
+    again, read, metadata = load_run(file)
+    assert (again, metadata["step"]) == (module, 3)
     jax.tree.map(np.testing.assert_array_equal, read, params(3.0))
     with pytest.raises(ValueError, match="is for the folder of a run"):
         load_run(file, which="best")
@@ -112,8 +103,7 @@ def states():
 @pytest.mark.parametrize("name", ["muon", "adam", "dtypes", "odd", "special"])
 def test_a_state_is_read_back_to_the_last_bit(tmp_path, name):
     state = dict(states())[name]
-    checkpoints = Checkpoints(tmp_path / "checkpoints", METADATA)
-    checkpoints.offer("last", 1, lambda: params(1.0), {}, state=state)
+    checkpoints_in(tmp_path).offer("last", 1, lambda: params(1.0), {}, state=state)
     _, _, read = read_checkpoint(tmp_path, ("last",), state)
     assert jax.tree.structure(read) == jax.tree.structure(state)
     for ours, theirs in zip(jax.tree.leaves(state), jax.tree.leaves(read), strict=True):
@@ -128,8 +118,7 @@ def test_a_state_is_read_back_to_the_last_bit(tmp_path, name):
     ids=["shape", "name", "dtype", "none"],
 )
 def test_the_state_of_another_model_is_refused(tmp_path, other):
-    checkpoints = Checkpoints(tmp_path / "checkpoints", METADATA)
-    checkpoints.offer("last", 1, lambda: params(1.0), {}, state={"w": np.zeros(2)})
+    checkpoints_in(tmp_path).offer("last", 1, lambda: params(1.0), {}, state={"w": np.zeros(2)})
     with pytest.raises(CheckpointError, match="is of another model or optimizer"):
         read_checkpoint(tmp_path, ("last",), other)
 
@@ -168,7 +157,7 @@ def test_a_signal_at_any_moment_of_a_write_leaves_whole_checkpoints(tmp_path):
 
     rng = np.random.default_rng(time.time_ns())
     arrays = {"params": {str(k): np.full(300_000, k, np.float32) for k in range(12)}}
-    checkpoints = Checkpoints(tmp_path / "checkpoints", METADATA)
+    checkpoints = checkpoints_in(tmp_path)
     checkpoints.offer("last", 0, lambda: arrays, {})
     before = signal.signal(signal.SIGUSR1, stopped)
     try:
@@ -199,16 +188,15 @@ def test_a_signal_at_any_moment_of_a_write_leaves_whole_checkpoints(tmp_path):
 def test_the_older_checkpoint_is_taken_where_the_newer_is_damaged(tmp_path, damage):
     """As a power loss may leave it, for instance."""
     written(tmp_path, 1, 2)
-    (tmp_path / "checkpoints" / "best.safetensors").unlink()
-    newest = tmp_path / "checkpoints" / "last.safetensors"
+    best, newest, _ = sorted((tmp_path / "checkpoints").iterdir())  # the best, and the last two
+    best.unlink()
     content = newest.read_bytes()
-    if damage in ("gone", "folder"):
-        newest.unlink()
+    newest.unlink()
+    left = {"empty": b"", "zeros": bytes(len(content)), "cut": content[: len(content) // 2]}
     if damage == "folder":
         newest.mkdir()
     elif damage != "gone":
-        half = content[: len(content) // 2]
-        newest.write_bytes({"empty": b"", "zeros": bytes(len(content)), "cut": half}[damage])
+        newest.write_bytes(left[damage])
     match = r"last.safetensors is (damaged|missing).*previous.safetensors, is taken"
     with pytest.warns(DamagedCheckpointWarning, match=match):
         _, read, metadata = load_run(tmp_path)
@@ -240,36 +228,35 @@ def test_every_changed_byte_is_noticed_or_changes_nothing(tmp_path):
 
 
 def test_files_of_others_and_of_later_versions_are_refused(tmp_path):
-    save_file({"w": np.zeros(3)}, tmp_path / "other.safetensors")
-    with pytest.raises(CheckpointError, match="not a network of eqfuse"):
-        load_run(tmp_path / "other.safetensors")
-    later = tmp_path / "later.safetensors"
-    later.write_bytes(encode(named_arrays("params", params(1.0)), {**METADATA, "format": 99}))
-    with pytest.raises(CheckpointError, match=f"has format 99, this version reads {FORMAT}"):
-        load_run(later)
-    for run, message in (("a\0b", "NUL character"), (tmp_path, "no checkpoint")):
+    save_file({"w": np.zeros(3)}, other := tmp_path / "other.safetensors")
+    later = encode(named_arrays("params", params(1.0)), {**METADATA, "format": 99})
+    (tmp_path / "later.safetensors").write_bytes(later)
+    for run, message in (
+        (other, "not a network of eqfuse"),
+        (tmp_path / "later.safetensors", f"has format 99, this version reads {FORMAT}"),
+        ("a\0b", "NUL character"),
+        (tmp_path, "no checkpoint"),
+    ):
         with pytest.raises(CheckpointError, match=message):
             load_run(run)
 
 
 def test_a_disk_that_is_full_at_any_byte_leaves_the_checkpoint_before(tmp_path):
     arrays = {str(k): np.random.default_rng(k).random(300).astype(np.float32) for k in range(6)}
-    hard, failures, step = resource.getrlimit(resource.RLIMIT_FSIZE)[1], [], 0
+    failures, step = [], 0
     # No file can be longer than this; a checkpoint has 17 kB.
     for limit in (0, 30, 100, 300, 600, 1000, 2000, 4000, 8000, 16_000, 40_000):
-        checkpoints = Checkpoints(tmp_path / "checkpoints", METADATA)
+        checkpoints = checkpoints_in(tmp_path)
         checkpoints.offer("last", step, lambda: arrays, {}, state=arrays)
         left = [path.name for path in (tmp_path / "checkpoints").iterdir()]
         assert len(left) == 1 + bool(step), left  # what failed before is gone
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
         try:
-            checkpoints.offer("last", step + 1, lambda: arrays, {}, state=arrays)
-            checkpoints.flush()
+            with small_disk(limit):
+                checkpoints.offer("last", step + 1, lambda: arrays, {}, state=arrays)
+                checkpoints.flush()
             step += 1
         except CheckpointError as error:
             failures.append(str(error))
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
         read, metadata, state = read_checkpoint(tmp_path, ("last",), arrays)
         assert metadata["step"] == step, limit
         jax.tree.map(np.testing.assert_array_equal, (read, state), (arrays, arrays))
@@ -281,10 +268,10 @@ def test_a_disk_that_is_full_at_any_byte_leaves_the_checkpoint_before(tmp_path):
 
 
 def test_frequent_offers_wait_until_flushed(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "checkpoints", METADATA, seconds=1000.0)
+    checkpoints = checkpoints_in(tmp_path, seconds=1000.0)
     for step in (1, 2, 3):
         checkpoints.offer("last", step, functools.partial(params, step), {})
     assert load_run(tmp_path)[2]["step"] == 1
-    checkpoints.flush()
-    assert load_run(tmp_path)[2]["step"] == 3
-    checkpoints.flush()
+    for _ in range(2):
+        checkpoints.flush()
+        assert load_run(tmp_path)[2]["step"] == 3

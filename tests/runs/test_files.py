@@ -12,7 +12,9 @@ import pytest
 from safetensors.numpy import save
 
 from eqfuse import plots
+from eqfuse.data import Structure
 from eqfuse.inference.commands import write_atoms
+from eqfuse.runs import page
 from eqfuse.runs.errors import CheckpointError, ConfigError
 from eqfuse.runs.files import RunFolder, read_file, read_json, write_table, write_whole
 from eqfuse.runs.log import Log, say, warn
@@ -46,21 +48,14 @@ def test_a_link_is_not_written_to(tmp_path, capsys):
 
 
 CELL = ase.build.bulk("Cu", cubic=True) * (3, 3, 3)
+LABELLED = Structure(CELL.numbers, CELL.positions, CELL.cell.array, True, 0.0, 0 * CELL.positions)
 WRITERS = {
     "text": lambda path: write_whole(path, "a" * 9000),
     "table": lambda path: write_table(path, [{"number": k} for k in range(9000)]),
     "frames": lambda path: write_atoms(path, [CELL], "extxyz"),
-    "replay": lambda path: write_frames(path, [_labelled()]),
+    "replay": lambda path: write_frames(path, [LABELLED]),
     "picture": lambda path: plots._save(matplotlib.figure.Figure(), path),
 }
-
-
-def _labelled():
-    from eqfuse.data import Structure
-
-    forces = np.zeros((len(CELL), 3))
-    arrays = {"cell": CELL.cell.array, "energy": 0.0, "forces": forces}
-    return Structure(CELL.numbers, CELL.positions, pbc=True, **arrays)
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -78,6 +73,15 @@ def test_texts_of_a_table_are_no_commands(tmp_path):
     write_table(tmp_path / "a.csv", rows)
     lines = (tmp_path / "a.csv").read_text().splitlines()
     assert lines == ["a,b,c", "'=cmd|' /C calc'!A0,x\\x1b[2Jy,-1.5", "-2.5,'@a,"]
+
+
+def test_page_folds_long_cells():
+    references = ", ".join(f"E{k} -1.0000" for k in range(89))
+    table = page.table([("references", references), ("species", "H O")])
+    fold = f"<td><details><summary>{references[:60]} ...</summary>{references}</details></td>"
+    assert fold in table
+    assert table.count("<details>") == 1
+    assert "<td>H O</td>" in table
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.child import ROOT
+
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[2]
 
 # Prints the folder, how many programs JAX found there, and what two programs of one shape give,
 # whose entries another user could exchange.
@@ -39,15 +40,10 @@ print(folder, found.count("cache_hits"), *values, sep="\\n")
 def run(folder: Path, **variables) -> tuple[str, int, list[float], str]:
     """Run a process that keeps what it compiles in `folder`; return what it printed, and errors."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
-    environment |= {
-        "EQFUSE_CACHE_DIR": str(folder),
-        "JAX_PLATFORMS": "cpu",
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "PYTHONPATH": str(ROOT),
-        **variables,
-    }
-    command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    environment |= {"EQFUSE_CACHE_DIR": str(folder), "PYTHONPATH": str(ROOT)}
+    environment |= {"JAX_PLATFORMS": "cpu", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    command, pipes = [sys.executable, "-c", PROGRAM], {"capture_output": True, "text": True}
+    done = subprocess.run(command, env=environment | variables, **pipes)
     assert done.returncode == 0, done.stderr
     place, hits, *values = done.stdout.splitlines()
     return place, int(hits), [float(value) for value in values], done.stderr

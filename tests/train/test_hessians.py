@@ -1,6 +1,5 @@
 """Training on Hessians: files, rows in batches, the third derivative, and runs."""
 
-import csv
 import dataclasses
 
 import ase.build
@@ -20,7 +19,7 @@ from eqfuse.train.metrics import Loss, error_sums
 from tests.models.conftest import ONE_OF_ALL, SMALL
 from tests.ops import tiers
 from tests.ops.parity import BACKENDS, only
-from tests.small_runs import TINY, labelled, rows_of
+from tests.small_runs import TINY, errors_of, refused, rewritten, rows_of, write_displaced
 
 
 def springs(atoms) -> np.ndarray:
@@ -37,18 +36,14 @@ def springs(atoms) -> np.ndarray:
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
     """Path of water molecules of which the last two have no Hessian."""
-    rng = np.random.default_rng(0)
-    frames = []
-    for k in range(10):
-        atoms = ase.build.molecule("H2O")
-        atoms.positions += rng.normal(scale=0.05, size=atoms.positions.shape)
-        atoms = labelled(atoms)
-        if k < 8:
-            atoms.arrays["hessian"] = springs(atoms).reshape(3, -1)
-        frames.append(atoms)
     path = tmp_path_factory.mktemp("data") / "water.xyz"
-    ase.io.write(path, frames, format="extxyz")
-    return path
+    write_displaced(path, ase.build.molecule("H2O"), 10, seed=0)
+
+    def change(number, atoms):
+        if number < 8:
+            atoms.arrays["hessian"] = springs(atoms).reshape(3, -1)
+
+    return rewritten(path, path, change)
 
 
 def test_hessians_of_a_file(file):
@@ -69,17 +64,20 @@ def test_hessians_of_a_file(file):
 
 def test_hessian_of_wrong_form_is_refused(file):
     frame = read_structures(file)[0]
+
+    def with_hessian(hessian):
+        return dataclasses.replace(frame, hessian=hessian)
+
     for given, message in (
         (np.zeros((3, 3)), "hessian must have 81 real numbers for 3 atoms"),
         (np.full((3, 3, 3, 3), np.inf), "hessian has inf"),
         (np.where(np.eye(9), np.nan, 1.0), "hessian has nan"),
     ):
         with pytest.raises(DataError, match=message):
-            dataclasses.replace(frame, hessian=given)
-    assert dataclasses.replace(frame, hessian=np.full((9, 9), np.nan)).hessian is None
-    turned = dataclasses.replace(frame, hessian=-frame.hessian)
-    other = dataclasses.replace(frame, hessian=frame.hessian.transpose(0, 2, 1, 3))
-    assert "do not add up to zero in 1 of 2 frames" in next(hessians([frame, other]))
+            with_hessian(given)
+    assert with_hessian(np.full((9, 9), np.nan)).hessian is None
+    turned, other = with_hessian(-frame.hessian), frame.hessian.transpose(0, 2, 1, 3)
+    assert "do not add up to zero in 1 of 2 frames" in next(hessians([frame, with_hessian(other)]))
     assert "negative in 1 of 2" in next(hessians([frame, turned]))
 
 
@@ -127,8 +125,8 @@ def test_the_loss_of_hessians_and_its_gradient(name, backend, file):
     settings = SMALL[name] | {"layers": 1, "num_species": 2, "cutoff": 3.0, "channels": 2}
 
     def value(params, potential, batch):
-        rows = batch.labels.hessian
-        done = predict(potential, params, batch.graph, direction=rows.direction)
+        direction = batch.labels.hessian.direction
+        done = predict(potential, params, batch.graph, direction=direction)
         sums = error_sums(done, batch.labels, batch.graph)
         return Loss(0.0, 0.0, 0.0, 1.0, hessian=1.0)(sums), done
 
@@ -152,21 +150,20 @@ def test_the_loss_of_hessians_and_its_gradient(name, backend, file):
         for a, b in zip(*map(jax.tree.leaves, (gradient, expected)), strict=True):
             np.testing.assert_allclose(a, b, rtol=0, atol=1e-10 * scale)
         # along the gradient, whose length is the slope; differences err by the step squared
-        (plus, _), (minus, _) = (
-            compiled(optax.tree.add_scale(params, step / scale, gradient), native, batch)[0]
+        plus, minus = (
+            compiled(optax.tree.add_scale(params, step / scale, gradient), native, batch)[0][0]
             for step in (1e-4, -1e-4)
         )
         assert float(scale) == pytest.approx(float(plus - minus) / 2e-4, rel=1e-5)
         predicted, size = compile_predict(native), 1e-5
-        after, before = (
-            np.asarray(
-                predicted(
-                    params, dataclasses.replace(graph, positions=graph.positions + moves)
-                ).forces
-            )
-            for moves in (size * rows.direction, -size * rows.direction)
-        )
-    np.testing.assert_allclose(done.along, (before - after) / (2 * size), rtol=0, atol=1e-5)
+
+        def forces(step):
+            positions = graph.positions + step * rows.direction
+            moved = dataclasses.replace(graph, positions=positions)
+            return np.asarray(predicted(params, moved).forces)
+
+        slope = (forces(-size) - forces(size)) / (2 * size)
+    np.testing.assert_allclose(done.along, slope, rtol=0, atol=1e-5)
     known = np.flatnonzero(rows.mask)
     assert 0 < len(known) < graph.node_mask.sum()
     errors = (np.asarray(done.along) - rows.values)[known]
@@ -174,29 +171,27 @@ def test_the_loss_of_hessians_and_its_gradient(name, backend, file):
 
 
 def test_a_run_on_hessians(file, tmp_path, capsys):
-    run, usual = tmp_path / "run", ["data=extxyz", f"data.path={file}", *TINY, "cutoff=3", "seed=1"]
-    more = ["training.hessian_weight=0.1", "epochs=30", "dtype=float64"]
+    run, name = tmp_path / "run", "hessian_rmse_mev_per_a2"
+    more = ["training.hessian_weight=0.1", "epochs=30", "dtype=float64", "cutoff=3", "seed=1"]
     more += ["training.energy_weight=0", "training.forces_weight=0"]  # the best by Hessians
-    assert main([*usual, *more, f"run={run}"]) == 0
+    assert main([f"data={file}", *TINY, *more, f"run={run}"]) == 0
     assert "H RMSE" in capsys.readouterr().out
-    rows = list(csv.DictReader((run / "metrics.csv").read_text().splitlines()))
-    errors = [float(row["val_hessian_rmse_mev_per_a2"]) for row in rows]
+    errors = [float(row[f"val_{name}"]) for row in rows_of(run)]
     assert errors[-1] < 0.8 * errors[0]
     # the table of the end has the errors of the same rows, and those by element
-    table = {(r["set"], r["group"]): r for r in rows_of(run / "errors.csv")}
-    best = float(table["validation", "all"]["hessian_rmse_mev_per_a2"])
+    table = errors_of(run)
+    best, *by = (
+        float(table["validation", group][name])
+        for group in ("all", "element O", "element H", "element H")
+    )
     assert best == pytest.approx(min(errors), rel=1e-9)
-    by = [table["validation", f"element {e}"]["hessian_rmse_mev_per_a2"] for e in "OHH"]
-    assert np.sqrt(np.mean(np.square(np.float64(by)))) == pytest.approx(best, rel=1e-9)
+    assert np.sqrt(np.mean(np.square(by))) == pytest.approx(best, rel=1e-9)
     assert f"<td>{best:.2f}</td>" in (run / "report.html").read_text(encoding="utf-8")
     # the errors of validation frames are those of the network's Hessians
     frames = ase.io.read(file, ":8")
     whole = [np.sqrt(np.mean((eqfuse.hessian(run, a) - springs(a)) ** 2)) * 1e3 for a in frames]
     assert min(errors) == pytest.approx(np.mean(whole), rel=0.5)
-    plain = tmp_path / "plain.xyz"
-    ase.io.write(plain, ase.io.read(file, "8:") * 4, format="extxyz")
-    usual[1] = f"data.path={plain}"
-    assert main([*usual, "training.hessian_weight=1", f"run={tmp_path / 'none'}"]) == 2
-    message = capsys.readouterr().err
+    ase.io.write(plain := tmp_path / "plain.xyz", ase.io.read(file, "8:") * 4)
+    message = refused([f"data={plain}", *TINY, "training.hessian_weight=1"], capsys)
     assert "training.hessian_weight=1.0 needs hessian" in message
     assert "no column hessian" in message

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import ase.io
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +15,7 @@ from eqfuse.runs.errors import ConfigError
 from eqfuse.train.arguments import parse
 from eqfuse.train.main import main
 from eqfuse.train.metrics import Errors, Loss, error_sums
-from tests.small_runs import TINY, prepared, rows_of
+from tests.small_runs import TINY, errors_of, prepared, rewritten, rows_of
 
 LOSS = Loss(energy=2.0, forces=3.0, stress=5.0, force_scale=0.5)
 QUANTITIES = ("energy", "forces", "stress")
@@ -27,48 +26,48 @@ def frames(copper):
     return read_structures(copper)[:6]
 
 
+@pytest.fixture
+def batch(frames):
+    return batch_of(frames)
+
+
 def only(quantity):
     """Return the loss of one quantity."""
-    others = dict.fromkeys((q for q in QUANTITIES if q != quantity), 0.0)
-    return dataclasses.replace(LOSS, **others)
+    return dataclasses.replace(LOSS, **{q: 0.0 for q in QUANTITIES if q != quantity})
 
 
 def batch_of(frames):
     """Return the frames as one batch, with zero references."""
     data = Dataset.build(frames, cutoff=3.0, validation=frames[:1], references={29: 0.0})
-    order = np.argsort(data.train_indices)
-    [batch] = Batcher([data.train[k] for k in order], len(frames), dtype=np.float64).batches(
-        shuffle=False
-    )
+    samples = [data.train[k] for k in np.argsort(data.train_indices)]
+    [batch] = Batcher(samples, len(frames), dtype=np.float64).batches(shuffle=False)
     return batch
 
 
 def predicted(batch):
     """Return predictions that depend on the place of an atom in its frame, and on that frame."""
-    graph = batch.graph
-    x, frame = graph.positions, graph.graph_index
-    in_frame = jnp.sin(x) + jnp.cos(2 * x[:, ::-1])
-    energy = jax.ops.segment_sum(in_frame.sum(axis=1), frame, graph.num_graphs)
-    return Prediction(
-        node_energy=None,
-        energy=energy,
-        forces=jnp.asarray(in_frame),
-        stress=energy[:, None, None] * jnp.eye(3),
-    )
+    x, graph = batch.graph.positions, batch.graph
+    forces = jnp.sin(x) + jnp.cos(2 * x[:, ::-1])
+    energy = jax.ops.segment_sum(forces.sum(axis=1), graph.graph_index, graph.num_graphs)
+    stress = energy[:, None, None] * jnp.eye(3)
+    return Prediction(node_energy=None, energy=energy, forces=forces, stress=stress)
+
+
+def sums_of(frames):
+    """Return the sums of errors of a batch."""
+    batch = batch_of(frames)
+    return error_sums(predicted(batch), batch.labels, batch.graph)
 
 
 def loss_of(frames, loss=LOSS):
-    """Return the loss of a batch."""
     with jax.enable_x64(True):
-        batch = batch_of(frames)
-        return float(loss(error_sums(predicted(batch), batch.labels, batch.graph)))
+        return float(loss(sums_of(frames)))
 
 
-def errors_of(frames):
-    """Return the errors of a batch that is added twice."""
-    batch, errors = batch_of(frames), Errors()
-    for _ in range(2):
-        errors.add(error_sums(predicted(batch), batch.labels, batch.graph))
+def table_of(*sums):
+    errors = Errors()
+    for one in sums:
+        errors.add(one)
     return errors.table()
 
 
@@ -85,17 +84,16 @@ def test_a_frame_without_a_label_has_no_influence_on_its_loss(frames, label):
 
 
 @pytest.mark.filterwarnings("ignore:the forces of")
-def test_atoms_without_forces_have_no_influence_and_others_a_weight(frames):
+def test_atoms_without_forces_have_no_influence_and_others_a_weight(frames, batch):
     """The loss is the mean over the known atoms; a weight multiplies squared errors of its atom."""
     unknown, weights = np.arange(4) == 1, np.array([1.0, 1.0, 3.0, 0.5])
 
-    def masked(frame, k):
+    def masked(frame):
         forces = np.where(unknown[:, None], [np.nan, 1.0, 2.0], frame.forces)
-        return dataclasses.replace(frame, forces=forces) if k < 3 else frame
+        return dataclasses.replace(frame, forces=forces)
 
-    lacking = [masked(f, k) for k, f in enumerate(frames)]
+    lacking = [*map(masked, frames[:3]), *frames[3:]]
     weighted = [dataclasses.replace(f, atom_weights=weights * ~unknown) for f in frames]
-    batch = batch_of(frames)
     errors = predicted(batch).forces[:24] - batch.labels.forces[:24]
     squares = np.asarray(errors**2).mean(axis=1).reshape(6, 4)
     for given, expected in (
@@ -111,46 +109,35 @@ def test_atoms_without_forces_have_no_influence_and_others_a_weight(frames):
 def test_a_run_on_forces_that_are_nan_for_some_atoms(copper, tmp_path, monkeypatch, capsys):
     """The errors, also by element, are those of the others; frames are on disk."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    frames = ase.io.read(copper, ":")
-    for atoms in frames:
+
+    def change(_, atoms):
         atoms.arrays["forces_weight"] = np.array([2.0, 1.0, 0.0, 1.0])
         atoms.calc.results["forces"][1] = np.nan
-    ase.io.write(tmp_path / "some.xyz", frames, format="extxyz")
-    run = tmp_path / "run"
-    given = [f"data={tmp_path / 'some.xyz'}", *TINY, "cutoff=3.6", "epochs=1", f"run={run}"]
-    assert main([*given, "data.store=on"]) == 0
+
+    path, run = rewritten(copper, tmp_path / "some.xyz", change), tmp_path / "run"
+    given = [f"data={path}", *TINY, "cutoff=3.6", "epochs=1", f"run={run}", "data.store=on"]
+    assert main(given) == 0
     assert "forces of 24 atoms in 12 frames are NaN, or have no weight" in capsys.readouterr().err
-    rows = {(row["set"], row["group"]): row for row in rows_of(run / "errors.csv")}
-    [row] = rows_of(run)
-    error = float(rows["validation", "all"]["forces_rmse_mev_per_a"])
-    assert error == pytest.approx(float(row["val_forces_rmse_mev_per_a"]), rel=1e-4)
-    assert rows["validation", "element Cu"]["forces_rmse_mev_per_a"] == str(error)
+    [row], name = rows_of(run), "forces_rmse_mev_per_a"
+    errors = [errors_of(run)["validation", group][name] for group in ("all", "element Cu")]
+    assert errors[0] == errors[1]
+    assert float(errors[0]) == pytest.approx(float(row[f"val_{name}"]), rel=1e-4)
 
 
 @pytest.mark.parametrize("name", QUANTITIES)
 def test_a_weight_is_that_of_its_frame_and_its_label(frames, name):
     """The weighted loss is the sum of what each frame alone gives, times it, and errors are not."""
-    weights = [1.0, 0.5, 4.0, 1.0, 2.0, 1.0]
+    weights = np.array([1.0, 0.5, 4.0, 1.0, 2.0, 1.0])
     weighted = [
         dataclasses.replace(f, weights=Weights(**{name: w}))
-        for f, w in zip(frames, weights, strict=True)
+        for f, w in zip(frames, weights.tolist(), strict=True)
     ]
-    assert errors_of(weighted) == pytest.approx(errors_of(frames), rel=1e-12)
-    alone = {q: [loss_of([f], only(q)) for f in frames] for q in QUANTITIES}
-    expected = sum(
-        np.mean(np.array(values) * (weights if quantity == name else 1.0))
-        for quantity, values in alone.items()
-    )
+    assert table_of(sums_of(weighted)) == pytest.approx(table_of(sums_of(frames)), rel=1e-12)
+    expected = 0.0
+    for quantity in QUANTITIES:
+        alone = np.array([loss_of([f], only(quantity)) for f in frames])
+        expected += np.mean(alone * (weights if quantity == name else 1.0))
     assert loss_of(weighted) == pytest.approx(expected, rel=1e-12)
-
-
-def rewritten(path, target, change):
-    """Write the frames of a file with labels taken away and weights added by `change`."""
-    frames = ase.io.read(path, ":")
-    for number, atoms in enumerate(frames):
-        change(number, atoms)
-    ase.io.write(target, frames, format="extxyz")
-    return target
 
 
 def test_the_report_says_how_many_frames_have_which_label(tmp_path, water):
@@ -180,8 +167,7 @@ def test_energies_alone_are_trained_on_only_if_asked_for(tmp_path, water):
     row = rows_of(folder)[-1]
     assert np.isnan(float(row["val_forces_rmse_mev_per_a"]))
     assert float(row["val_energy_rmse_mev_per_atom"]) > 0
-    for picture in ("learning.png", "parity.png"):
-        assert (folder / picture).exists()
+    assert {"learning.png", "parity.png"} <= {picture.name for picture in folder.iterdir()}
 
 
 def test_forces_alone_are_trained_on_only_if_asked_for(tmp_path, water):
@@ -222,67 +208,56 @@ def test_weights_of_config_types_are_a_mapping():
             parse([*given, f"data.config_type_weights={text}"])
 
 
-@pytest.fixture
-def batch(copper):
-    dataset = Dataset.build(read_structures(copper), cutoff=3.0, val_size=2)
-    return next(Batcher(dataset.train, 3).batches())
-
-
 def perturbed(batch, rng):
     """Labels plus known errors, and nonsense where there is padding."""
-    labels, graph = batch.labels, batch.graph
-    errors = {name: rng.normal(size=getattr(labels, name).shape) for name in QUANTITIES}
-    errors["energy"][~graph.graph_mask] = 1e6
-    errors["forces"][~graph.node_mask] = 1e6
-    errors["stress"][~graph.graph_mask] = 1e6
+    labels, graph, errors = batch.labels, batch.graph, {}
+    for name in QUANTITIES:
+        errors[name] = rng.normal(size=getattr(labels, name).shape)
+        errors[name][~(graph.node_mask if name == "forces" else graph.graph_mask)] = 1e6
     values = {name: getattr(labels, name) + error for name, error in errors.items()}
-    return Prediction(node_energy=None, **values), errors
-
-
-def test_errors_are_those_of_the_real_atoms(batch, rng):
-    prediction, errors = perturbed(batch, rng)
-    graph = batch.graph
-    expected = {
+    known = {
         "energy": errors["energy"][graph.graph_mask] / 4,
         "forces": errors["forces"][graph.node_mask],
         "stress": errors["stress"][graph.graph_mask],
     }
-    total = Errors()
-    for _ in range(2):
-        total.add(error_sums(prediction, batch.labels, graph))
-    table = total.table()
+    return Prediction(node_energy=None, **values), known
+
+
+def test_errors_are_those_of_the_real_atoms(batch, rng):
+    prediction, errors = perturbed(batch, rng)
+    sums = error_sums(prediction, batch.labels, batch.graph)
+    table = table_of(sums, sums)
     for name in QUANTITIES:
-        error, unit = 1e3 * expected[name], UNITS[name]
+        error, unit = 1e3 * errors[name], UNITS[name]
         # float32 labels near 10 eV: relative errors of 1e-6.
         assert table[f"{name}_mae_{unit}"] == pytest.approx(np.abs(error).mean(), rel=1e-5)
         assert table[f"{name}_rmse_{unit}"] == pytest.approx((error**2).mean() ** 0.5, rel=1e-5)
-    assert total.sums["forces"][0] == 2 * errors["forces"][graph.node_mask].size
+    assert sums["forces"][0] == errors["forces"].size
 
 
 @pytest.mark.parametrize("kind", ["mse", "huber", "universal"])
 def test_losses_are_those_of_mace(batch, rng, kind):
     """Twice huber's, so that small errors count as in the mean square."""
     prediction, errors = perturbed(batch, rng)
-    labels, graph = batch.labels, batch.graph
-    rows = np.flatnonzero(graph.node_mask)
-    labels.forces[rows] = np.linspace(20, 400, len(rows))[:, None] * [0.6, 0.0, 0.8]
-    prediction = prediction._replace(forces=labels.forces + errors["forces"])
+    rows = np.flatnonzero(batch.graph.node_mask)
+    lengths = np.linspace(20, 400, len(rows))[:, None]
+    batch.labels.forces[rows] = lengths * [0.6, 0.0, 0.8]
+    forces = batch.labels.forces.copy()
+    forces[rows] += errors["forces"]
     loss = dataclasses.replace(LOSS, kind=kind, delta=0.7)
 
     def huber(error, delta):  # torch.nn.HuberLoss
         size = np.abs(error)
         is_square = (size < delta) | (kind == "mse")
-        return np.where(is_square, 0.5 * size**2, delta * (size - 0.5 * delta))
+        return np.where(is_square, 0.5 * size**2, delta * (size - 0.5 * delta)).mean()
 
-    lengths = np.linspace(20, 400, len(rows))[:, None]
     factors = 1.0
     if kind == "universal":  # conditional_huber_forces
         factors = np.select([lengths < 100, lengths < 200, lengths < 300], [1.0, 0.7, 0.4], 0.1)
-    energy = errors["energy"][graph.graph_mask] / 4
-    expected = 2 * huber(energy, 0.7).mean()
-    expected += 3 * huber(errors["forces"][rows], 0.7 * factors).mean()
-    expected += 5 * huber(errors["stress"][graph.graph_mask], 0.7).mean()
-    value = loss(error_sums(prediction, labels, graph, loss.penalty))
+    expected = 2 * huber(errors["energy"], 0.7) + 3 * huber(errors["forces"], 0.7 * factors)
+    expected += 5 * huber(errors["stress"], 0.7)
+    prediction = prediction._replace(forces=forces)
+    value = loss(error_sums(prediction, batch.labels, batch.graph, loss.penalty))
     assert float(value) == pytest.approx(2 * expected / 0.25, rel=1e-5)
 
 
@@ -291,7 +266,5 @@ def test_a_batch_without_stress_labels_has_a_finite_loss(batch, rng):
     labels = dataclasses.replace(batch.labels, stress_mask=np.zeros_like(batch.labels.stress_mask))
     sums = error_sums(prediction, labels, batch.graph)
     assert float(sums["stress"][0]) == 0
-    total = Errors()
-    total.add(sums)
-    assert np.isnan(total.table()["stress_mae_mev_per_a3"])
+    assert np.isnan(table_of(sums)["stress_mae_mev_per_a3"])
     assert np.isfinite(float(Loss(1.0, 1.0, 1.0, 1.0)(sums)))

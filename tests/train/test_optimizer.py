@@ -16,14 +16,13 @@ PARAMS = {"params": {"model": {"w": jnp.array([1.0, -2.0])}, "scale": jnp.array(
 GRADIENT = {"params": {"model": {"w": jnp.array([0.5, 0.25])}, "scale": jnp.array([0.0])}}
 
 
-def steps(config, count, gradient=GRADIENT, learning_rate=0.1):
+def steps(config, count, gradient):
     optimizer = make_optimizer(config, Flat.of(PARAMS), decays_of(PARAMS))
-    state, history = init_state(PARAMS, optimizer), []
-    for _ in range(count):
-        decay = average_decay(config.ema_decay, len(history), None)
-        state = apply_gradient(state, gradient, learning_rate, optimizer, decay)
-        history.append(state)
-    return history
+    state = init_state(PARAMS, optimizer)
+    for step in range(count):
+        decay = average_decay(config.ema_decay, step, None)
+        state = apply_gradient(state, gradient, 0.1, optimizer, decay)
+        yield state.optimizer
 
 
 def test_amsgrad_is_that_of_pytorch():
@@ -44,9 +43,8 @@ def test_amsgrad_is_that_of_pytorch():
         np.testing.assert_allclose(state.params["params"]["model"]["w"], w, rtol=1e-5)
 
 
-def test_matrices_of_equal_shapes_together_are_as_each_by_itself():
+def test_matrices_of_equal_shapes_together_are_as_each_by_itself(rng):
     """1e-4 of the largest update, after 15 matmuls."""
-    rng = np.random.default_rng(2)
     shapes = {"w[0]": (6, 4), "w[1]": (5, 9), "w[2]": (2, 5, 9), "kernel": (6, 4), "b": (3,)}
     dimensions = {
         name: contrib.MuonDimensionNumbers(len(shape) - 2, len(shape) - 1)
@@ -64,30 +62,26 @@ def test_matrices_of_equal_shapes_together_are_as_each_by_itself():
         gradient = {name: jnp.float32(rng.normal(size=shape)) for name, shape in shapes.items()}
         expected, expected_state = update_each(gradient, expected_state, params)
         found, state = update(flat.flatten(gradient), state)
-        for a, b in zip(
-            jax.tree.leaves(flat.unflatten(found)), jax.tree.leaves(expected), strict=True
-        ):
-            np.testing.assert_allclose(a, b, atol=1e-4 * np.abs(b).max())
+        for name, update_of in flat.unflatten(found).items():
+            atol = 1e-4 * np.abs(expected[name]).max()
+            np.testing.assert_allclose(update_of, expected[name], atol=atol)
 
 
 @pytest.mark.parametrize(
     ("name", "reference"), [("muon", optax.nadam(0.1)), ("adam", optax.adam(0.1))]
 )
-def test_steps_without_matrices_are_those_of_optax(name, reference):
+def test_steps_without_matrices_are_those_of_optax(rng, name, reference):
     params = {"embedding": jnp.ones((4, 8)), "scale": jnp.ones(3)}
     flat, optimizer = flat_training(MoleculeTraining(optimizer=name, clip_norm=None), params)
     expected, memory = params, reference.init(params)
     found = init_state(flat.flatten(params), optimizer)
-    for seed in range(3):
-        rng = np.random.default_rng(seed)
-        gradient = jax.tree.map(lambda p, r=rng: jnp.float32(r.normal(size=p.shape)), params)
+    for _ in range(3):
+        gradient = jax.tree.map(lambda p: jnp.float32(rng.normal(size=p.shape)), params)
         updates, memory = reference.update(gradient, memory, expected)
         expected = optax.apply_updates(expected, updates)
         found = apply_gradient(found, flat.flatten(gradient), 0.1, optimizer, 0.0)
-        for ours, theirs in zip(
-            jax.tree.leaves(flat.unflatten(found.params)), jax.tree.leaves(expected), strict=True
-        ):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+        ours = flat.unflatten(found.params)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), ours, expected)
 
 
 def test_muon_takes_matrices():
@@ -120,71 +114,78 @@ def test_clipping_bounds_the_gradient():
     # Adam's second step tells how large the first gradient was beside the second.
     huge = jax.tree.map(lambda g: 1e6 * g, GRADIENT)
     config = MoleculeTraining(optimizer="adam", clip_norm=1.0)
-    norm = float(optax.tree.norm(huge))
-    clipped = jax.tree.map(lambda g: g / norm, huge)
     free = dataclasses.replace(config, clip_norm=None)
+    clipped = jax.tree.map(lambda g: g / float(optax.tree.norm(huge)), huge)
     for a, b in zip(steps(config, 2, huge), steps(free, 2, clipped), strict=True):
-        jax.tree.map(
-            lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), a.optimizer[1], b.optimizer[0]
-        )
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), a[1], b[0])
+
+
+def learning_rate(schedule, losses=(), **settings):
+    given = {"lr": 0.1, "min_lr": 1e-3, "warmup_steps": 0} | settings
+    rate = LearningRate(MoleculeTraining(schedule=schedule, **given))
+    for loss in losses:
+        rate.epoch_ended(loss)
+    return rate
 
 
 def test_cosine_rises_then_falls_to_the_lowest_rate():
-    rate = LearningRate(MoleculeTraining(lr=0.1, min_lr=1e-3, warmup_steps=10))
-    assert rate(0, 0.0) == pytest.approx(0.01)
-    assert rate(9, 0.0) == pytest.approx(0.1)
-    assert rate(100, 0.5) == pytest.approx((0.1 + 1e-3) / 2)
-    assert rate(200, 1.0) == pytest.approx(1e-3)
-    assert rate(200, 1.5) == pytest.approx(1e-3)
+    rate = learning_rate("cosine", warmup_steps=10)
+    places = (0, 0.0), (9, 0.0), (100, 0.5), (200, 1.0), (200, 1.5)
+    expected = [0.01, 0.1, (0.1 + 1e-3) / 2, 1e-3, 1e-3]
+    assert [rate(*place) for place in places] == pytest.approx(expected)
 
 
-def test_plateau_falls_after_patience_and_ends():
-    config = MoleculeTraining(
-        schedule="plateau", lr=0.1, patience=2, factor=0.1, min_lr=5e-3, warmup_steps=0
-    )
-    rate = LearningRate(config)
-    for loss in (1.0, 2.0, 0.5, 0.6):
-        rate.epoch_ended(loss)
-    assert rate(0, 0.9) == pytest.approx(0.1)
-    rate.epoch_ended(0.5)
-    assert rate(0, 0.9) == pytest.approx(0.01)
-    assert rate.reason_to_stop is None
-    rate.epoch_ended(0.7)
-    rate.epoch_ended(0.7)
-    assert rate.reason_to_stop == "learning rate exhausted"
+@pytest.mark.parametrize(
+    ("losses", "expected", "reason"),
+    [
+        ((1.0, 2.0, 0.5, 0.6), 0.1, None),
+        ((1.0, 2.0, 0.5, 0.6, 0.5), 0.01, None),
+        ((1.0, 2.0, 0.5, 0.6, 0.5, 0.7, 0.7), 1e-3, "learning rate exhausted"),
+    ],
+)
+def test_plateau_falls_after_patience_and_ends(losses, expected, reason):
+    rate = learning_rate("plateau", losses, patience=2, factor=0.1, min_lr=5e-3)
+    assert rate(0, 0.9) == pytest.approx(expected)
+    assert rate.reason_to_stop == reason
 
 
-def test_wsd_falls_in_the_last_part_only():
+@pytest.mark.parametrize(("stage", "stable"), [(0.6, 0.6), (None, 0.75)])
+def test_wsd_falls_in_the_last_part_only(stage, stable):
     """By the square root: half of it is lost in a quarter of the last part."""
-    for stage, stable in ((0.6, 0.6), (None, 0.75)):
-        config = MoleculeTraining(
-            schedule="wsd", lr=0.1, min_lr=1e-3, warmup_steps=0, second_stage=stage
-        )
-        rate = LearningRate(config)
-        assert rate(0, 0.0) == rate(5, stable) == 0.1
-        assert rate(5, stable + (1 - stable) / 4) == pytest.approx((0.1 + 1e-3) / 2)
-        assert rate(5, 1.0) == rate(5, 1.5) == 1e-3
+    rate = learning_rate("wsd", second_stage=stage)
+    assert rate(0, 0.0) == rate(5, stable) == 0.1
+    assert rate(5, stable + (1 - stable) / 4) == pytest.approx((0.1 + 1e-3) / 2)
+    assert rate(5, 1.0) == rate(5, 1.5) == 1e-3
 
 
 @pytest.mark.parametrize(("factor", "expected"), [(0.5, 0.025), (None, 0.01)])
 def test_exponential_falls_by_a_factor_of_each_validation_or_to_the_lowest_rate(factor, expected):
-    settings = {"lr": 0.1, "min_lr": 1e-3, "warmup_steps": 0, "factor": factor}
-    rate = LearningRate(MoleculeTraining(schedule="exponential", **settings))
-    assert rate(0, 0.0) == 0.1
-    rate.epoch_ended(1.0)
-    rate.epoch_ended(0.5)  # it falls after better ones, too
+    """It falls after better ones, too."""
+    assert learning_rate("exponential", factor=factor)(0, 0.0) == 0.1
+    rate = learning_rate("exponential", (1.0, 0.5), factor=factor)
     assert rate(0, 0.5) == pytest.approx(expected)
 
 
 def test_early_stopping_counts_validations_since_the_best_of_a_stage():
-    rate = LearningRate(MoleculeTraining(early_stopping=2))
-    for loss in (1.0, 2.0, 0.5, 0.6):
+    rate, reasons = learning_rate("cosine", early_stopping=2), []
+    for loss in (1.0, 2.0, 0.5, 0.6, 0.5):
         rate.epoch_ended(loss)
-        assert rate.reason_to_stop is None
-    rate.epoch_ended(0.5)
-    assert rate.reason_to_stop == "no better validation in 2"
+        reasons.append(rate.reason_to_stop)
+    assert reasons == [*[None] * 4, "no better validation in 2"]
     rate.forget_best()
     assert rate.reason_to_stop is None
+
+
+def test_parameters_of_the_second_stage_have_equal_weights(rng):
+    params = rng.normal(size=20)
+    average, since = 0.0, 12
+    for step, value in enumerate(params):
+        decay = average_decay(0.9, step, since if step >= since else None)
+        average = value + decay * (average - value)
+        assert decay == (2 + step) / (11 + step) or step != since - 1
+    assert average == pytest.approx(params[since:].mean(), rel=1e-12)
+    assert average_decay(0.0, 5, None) == 0
+    assert average_decay(0.5, 1000, None) == 0.5
 
 
 TREE = {"b": jnp.arange(6.0).reshape(2, 3), "a": {"w": jnp.array([7.0])}, "c": jnp.zeros((0, 2))}

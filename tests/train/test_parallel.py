@@ -1,15 +1,12 @@
 """Data parallel runs do what runs on one device do, within rounding."""
 
 import json
-import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
-import ase.io
 import jax
 import numpy as np
 import pytest
@@ -17,22 +14,11 @@ import pytest
 from eqfuse.data import read_structures
 from eqfuse.train import load_run
 from eqfuse.train.main import main
-from tests.small_runs import TINY, rows_of
+from tests.child import ROOT, start_python
+from tests.small_runs import TINY, rewritten, rows_of
 
-ROOT = Path(__file__).parents[2]
 TWO = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-
-
-def start(program, arguments, extra, cwd=None):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **extra}
-    return subprocess.Popen(
-        [sys.executable, str(program), *arguments],
-        env=environment,
-        cwd=cwd,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
 
 def processes(count, arguments, folders=(None, None), program=ROOT / "train.py"):
@@ -40,18 +26,11 @@ def processes(count, arguments, folders=(None, None), program=ROOT / "train.py")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
+    common = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count)}
+    given = program, "devices=distributed", *arguments
     return [
-        start(
-            program,
-            ["devices=distributed", *arguments],
-            {
-                "JAX_COORDINATOR_ADDRESS": address,
-                "JAX_NUM_PROCESSES": str(count),
-                "JAX_PROCESS_ID": str(number),
-            },
-            folders[number],
-        )
-        for number in range(count)
+        start_python(*given, variables=common | {"JAX_PROCESS_ID": str(k)}, cwd=folders[k], **PIPES)
+        for k in range(count)
     ]
 
 
@@ -65,11 +44,19 @@ def ended(started) -> list[tuple[int, str, str]]:
             process.kill()
 
 
+def on_two_devices(arguments) -> str:
+    """Train in a process with two devices; return what it prints."""
+    given = ROOT / "train.py", *arguments, "devices=all"
+    [(code, out, error)] = ended([start_python(*given, variables=TWO, **PIPES)])
+    assert code == 0, error[-3000:]
+    return out
+
+
 @pytest.fixture
 def settings(water):
     # 5 in each batch: a device has 3 of them and the other 2; the last batch has 1.
-    data = ["data=extxyz", f"data.path={water}", *TINY, "data.batch_size=5", "data.train=16"]
-    return [*data, "dtype=float64", "training.schedule=constant"]
+    more = ["data.batch_size=5", "data.train=16", "dtype=float64", "training.schedule=constant"]
+    return [f"data={water}", *TINY, *more]
 
 
 def assert_alike(first, second):
@@ -87,12 +74,12 @@ def assert_alike(first, second):
 @pytest.fixture(scope="module")
 def partly_labelled(copper, tmp_path_factory):
     """Return a file of frames of which some lack a label, so that a device may have none of it."""
-    frames = ase.io.read(copper, ":")
-    for number, label in ((1, "energy"), (2, "forces"), (5, "stress"), (8, "forces")):
-        del frames[number].calc.results[label]
-    path = tmp_path_factory.mktemp("data") / "partly.xyz"
-    ase.io.write(path, frames, format="extxyz")
-    return path
+    lacking = {1: "energy", 2: "forces", 5: "stress", 8: "forces"}
+
+    def change(number, atoms):
+        atoms.calc.results.pop(lacking.get(number), None)
+
+    return rewritten(copper, tmp_path_factory.mktemp("data") / "partly.xyz", change)
 
 
 @pytest.mark.slow
@@ -107,34 +94,24 @@ def test_gradients_are_those_of_one_device(partly_labelled, tmp_path, model, bac
     given += ["dtype=float64", "training.stress_weight=1", "training.second_stage=null"]
     one, two = tmp_path / "one", tmp_path / "two"
     assert main([*given, f"run={one}"]) == 0
-    arguments = [*given, "devices=all", f"run={two}"]
-    [(code, _, error)] = ended([start(ROOT / "train.py", arguments, TWO)])
-    assert code == 0, error[-3000:]
+    on_two_devices([*given, f"run={two}"])
     assert_alike(one, two)
 
 
 @pytest.mark.slow
 def test_two_devices_and_two_processes_train_like_one(settings, tmp_path):
-    folders = [tmp_path / name for name in ("one", "devices", "processes")]
-    assert main([*settings, "epochs=3", f"run={folders[0]}"]) == 0
-
-    arguments = [*settings, "epochs=2", "devices=all", f"run={folders[1]}"]
-    [(code, out, error)] = ended([start(ROOT / "train.py", arguments, TWO)])
-    assert code == 0, error
-    assert "devices    2" in out
+    one, devices, several = (tmp_path / name for name in ("one", "devices", "processes"))
+    assert main([*settings, "epochs=3", f"run={one}"]) == 0
+    assert "devices    2" in on_two_devices([*settings, "epochs=2", f"run={devices}"])
     # It goes on with one device, and the processes with two of the other's.
-    assert main([f"resume={folders[1]}", "devices=1", "epochs=3"]) == 0
-    assert_alike(folders[0], folders[1])
-
-    for arguments in (
-        [*settings, "epochs=2", f"run={folders[2]}"],
-        [f"resume={folders[2]}", "epochs=3"],
-    ):
+    assert main([f"resume={devices}", "devices=1", "epochs=3"]) == 0
+    assert_alike(one, devices)
+    for arguments in ([*settings, "epochs=2", f"run={several}"], [f"resume={several}", "epochs=3"]):
         main_process, other = ended(processes(2, arguments))
         assert (main_process[0], other[0]) == (0, 0), (main_process[2], other[2])
         assert "all steps done" in main_process[1]
         assert "epoch" not in other[1], "only the main process prints"
-    assert_alike(folders[0], folders[2])
+    assert_alike(one, several)
 
 
 @pytest.mark.slow
@@ -148,7 +125,7 @@ def test_each_process_reads_its_part_of_stored_frames(water, tmp_path):
     assert abs(len(ours["read"]) - len(theirs["read"])) <= 5, "about half of each batch"
     forces = sum((frame.forces**2).sum() for frame in frames)
     assert ours["sum"] == theirs["sum"] == pytest.approx(forces, rel=1e-5)
-    assert len(list(tmp_path.iterdir())) == 1, "written once"
+    assert len(list(tmp_path.glob("[!.]*"))) == 1, "written once"  # and a lock
 
 
 @pytest.mark.slow

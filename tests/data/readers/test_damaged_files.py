@@ -6,13 +6,14 @@ import time
 import zlib
 
 import h5py
-import lmdb
 import numpy as np
 import pytest
 from ase.io.formats import open_with_compression
 
 from eqfuse.data import DataError, isolated_atom_energies, read_structures
+from tests.data.readers import test_ase_files
 from tests.data.readers.test_doors import WRITERS, elements, made_set
+from tests.fuzz.damage import CHANGES
 
 ROUNDS = 60
 WORDS = [b"nan", b"-inf", b"1e999", b"0", b"-1", b"119", b"X", b'"', b"[", b"=", b"T", b"Lattice="]
@@ -26,26 +27,18 @@ def rng(request):
     return np.random.default_rng(seed)
 
 
-def damaged(content: bytes, rng) -> bytes:
-    """Return a copy with a word or bytes changed, or with some cut out, doubled or cut off."""
-    data = bytearray(content)
-    kind = rng.integers(5)
-    start = int(rng.integers(len(data)))
-    end = min(start + int(rng.integers(1, 40)), len(data))
-    if kind == 0:
-        for place in rng.integers(len(data), size=rng.integers(1, 6)):
-            data[place] = rng.integers(256)
-    elif kind == 1:
-        del data[start:end]
-    elif kind == 2:
-        data[start:start] = data[start:end]
-    elif kind == 3:
-        words = content.split(b" ")
-        words[rng.integers(len(words))] = WORDS[rng.integers(len(WORDS))]
-        return b" ".join(words)
-    else:
-        del data[start:]
-    return bytes(data)
+def with_other_word(rng, content: bytes) -> bytes:
+    words = content.split(b" ")
+    words[rng.integers(len(words))] = WORDS[rng.integers(len(WORDS))]
+    return b" ".join(words)
+
+
+def without_part(rng, content: bytes) -> bytes:
+    start = int(rng.integers(len(content)))
+    return content[:start] + content[start + int(rng.integers(1, 40)) :]
+
+
+DAMAGES = [*CHANGES.values(), with_other_word, without_part]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +53,7 @@ def test_damaged_files_are_read_or_refused(writer, tmp_path, rng):
     content, refusals = path.read_bytes(), 0
     target = path.with_name(f"damaged_{path.name}")
     for _ in range(ROUNDS):
-        target.write_bytes(damaged(content, rng))
+        target.write_bytes(DAMAGES[rng.integers(len(DAMAGES))](rng, content))
         try:
             structures = read_structures(target, **how)
         except DataError as error:
@@ -104,11 +97,6 @@ def write_packed(path):
         file.write(b"1\n\nH 0 0 0\n" * 10**6)
 
 
-def write_row(path):
-    with lmdb.open(str(path), map_size=2**24, subdir=False) as file, file.begin(write=True) as to:
-        to.put(b"1", zlib.compress(b" " * 10**7))
-
-
 def write_hdf5(path, **how):
     with h5py.File(path, "w") as file:
         group = file.create_group("config_batch_0/config_0")
@@ -122,11 +110,8 @@ def write_link(path):
 
 
 BOMBS = {
-    "a.xyz.gz": write_packed,
-    "a.xyz.bz2": write_packed,
-    "a.xyz.xz": write_packed,
-    "a.cif.gz": write_packed,
-    "a.lmdb": write_row,
+    **dict.fromkeys(("a.xyz.gz", "a.xyz.bz2", "a.xyz.xz", "a.cif.gz"), write_packed),
+    "a.lmdb": lambda path: test_ase_files.write(path, {"1": zlib.compress(b" " * 10**7)}),
     "a.h5": functools.partial(write_hdf5, chunks=(1000, 3), compression="gzip"),
     "raw.h5": functools.partial(write_hdf5, external=[("/dev/zero", 0, 24 * 10**6)]),
     "link.h5": write_link,

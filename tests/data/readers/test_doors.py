@@ -31,7 +31,7 @@ from tests.data.readers.conftest import vasprun
 
 ELEMENTS = ["H", "C", "N", "O", "Na", "Si", "Cl", "Ca", "Cu", "Cd"]
 KINDS = ["molecule", "crystal", "slab"]
-SPELLINGS = 25  # files of extended XYZ for each set
+FILES = 25  # of extended XYZ for each set
 
 
 def made_set(rng, kind: str) -> list[ase.Atoms]:
@@ -175,60 +175,67 @@ WRITERS = [
 ]
 
 
-LATTICES = ["Lattice", "lattice", "LATTICE", "cell", "Cell", "box", "unit_cell", "lattice_vectors"]
-PBCS = ["pbc", "PBC", "Pbc", "periodic"]
-FLAGS = [
-    lambda p: '"' + " ".join("FT"[k] for k in p) + '"',
-    lambda p: '"' + "".join("FT"[k] for k in p) + '"',
-    lambda p: "".join("FT"[k] for k in p),
-    lambda p: '"' + " ".join("ft"[k] for k in p) + '"',
-    lambda p: "".join("ft"[k] for k in p),
-    lambda p: ",".join("FT"[k] for k in p),
-    lambda p: '"' + " ".join("01"[k] for k in p) + '"',
-    lambda p: "".join("01"[k] for k in p),
-    lambda p: "[" + ", ".join(("False", "True")[k] for k in p) + "]",
-    lambda p: '"[' + ", ".join(("false", "true")[k] for k in p) + ']"',
-    lambda p: '"_JSON [' + ", ".join(("false", "true")[k] for k in p) + ']"',
-    lambda p: "{" + " ".join(("FALSE", "TRUE")[k] for k in p) + "}",
-    lambda p: '"' + " ".join(("no", "yes")[k] for k in p) + '"',
-    lambda p: '"' + " ".join(("ff", "pp")[k] for k in p) + '"',
-]
-NUMBERS = [
-    lambda rows: '"' + " ".join(f"{x!r}" for x in np.ravel(rows).tolist()) + '"',
-    lambda rows: "{" + " ".join(f"{x!r}" for x in np.ravel(rows).tolist()) + "}",
-    lambda rows: '"' + ", ".join(f"{x!r}" for x in np.ravel(rows).tolist()) + '"',
-    lambda rows: f'"{np.asarray(rows).tolist()}"',
-    lambda rows: f"{np.asarray(rows).tolist()}".replace(" ", ""),
-    lambda rows: f"{np.asarray(rows).tolist()}",
-]
-ENERGIES = ["energy", "Energy", "ENERGY"]
-FORCES = ["forces", "Forces", "force", "FORCES"]
-STRESSES = ["stress", "Stress", "STRESS", "virial", "Virial", "virials", "VIRIALS"]
-HEADS = ["Properties", "properties", "PROPERTIES"]
-COLUMNS = ["species:S:1:pos:R:3", "Z:I:1:pos:R:3", "Species:S:1:pos:R:3", "species:S:1:Pos:R:3"]
+def numbers(form: str, between: str):
+    return lambda rows: form.format(between.join(map(repr, np.ravel(rows).tolist())))
+
+
+def nested(form: str):
+    return lambda rows: form.format(np.asarray(rows).tolist())
+
+
+NUMBERS = [numbers(*how) for how in (('"{}"', " "), ("{{{}}}", " "), ('"{}"', ", "))]
+NUMBERS += [lambda rows: nested("{}")(rows).replace(" ", ""), nested("{}"), nested('"{}"')]
+FLAGS = [(form, w) for w in ("FT", "ft", "01") for form in ('"{} {} {}"', '"{}{}{}"', "{}{}{}")]
+FLAGS += [("{},{},{}", "FT"), ("[{}, {}, {}]", ["False", "True"])]
+FLAGS += [(form, ["false", "true"]) for form in ('"[{}, {}, {}]"', '"_JSON [{}, {}, {}]"')]
+FLAGS += [("{{{} {} {}}}", ["FALSE", "TRUE"])]
+FLAGS += [('"{} {} {}"', words) for words in (["no", "yes"], ["ff", "pp"])]
+OTHER_LATTICES = ["box", "unit_cell", "lattice_vectors"]
+COLUMNS = ["species:S:1:pos", "Z:I:1:pos", "Species:S:1:pos", "species:S:1:Pos"]
+SPELLINGS = {
+    "lattice": ["Lattice", "lattice", "LATTICE", "cell", "Cell", *OTHER_LATTICES],
+    "numbers of lattice": NUMBERS,
+    "pbc": ["pbc", "PBC", "Pbc", "periodic"],
+    "flags": FLAGS,
+    "energy": ["energy", "Energy", "ENERGY"],
+    "forces": ["forces", "Forces", "force", "FORCES"],
+    "stress": ["stress", "Stress", "STRESS", "virial", "Virial", "virials", "VIRIALS"],
+    "numbers of stress": NUMBERS,
+    "head": ["Properties", "properties", "PROPERTIES"],
+    "columns": [f"{one}:R:3" for one in COLUMNS],
+}
+"""What is written in each part of a comment line, the usual first."""
+REFUSED = {
+    "lattice": (3, f"({'|'.join(OTHER_LATTICES)}) is not read: name it Lattice="),
+    "numbers of lattice": (1, "value is not in the form of a 9-long numerical vector"),
+    "flags": (2, 'is not three of T and F; write pbc="T T F"'),
+    "columns": (2, "Properties names no column (species|pos), but"),  # ASE would put all at 0 0 0
+}
+"""How many of them, the last ones, are not read even if all else is as usual, and why."""
 USUAL = 0.6  # the probability of the first spelling of each
 
 
-def write_spelled(path, frames, rng) -> str:
-    """Write extended XYZ in spellings chosen at random; return its first comment line."""
+def spelled(rng):
+    """Return a spelling of each part, chosen at random."""
+    for choices in SPELLINGS.values():
+        yield choices[0 if rng.random() < USUAL else rng.integers(len(choices))]
 
-    def one(choices):
-        return choices[0] if rng.random() < USUAL else choices[rng.integers(len(choices))]
 
-    lattice, pbc, energy, forces, stress = map(one, (LATTICES, PBCS, ENERGIES, FORCES, STRESSES))
-    flags, head, columns = one(FLAGS), one(HEADS), one(COLUMNS)
-    of_lattice, of_stress, text = one(NUMBERS), one(NUMBERS), ""
+def write_spelled(path, frames, rng, spelling) -> str:
+    """Write extended XYZ in a spelling; return its first comment line."""
+    lattice, cell, pbc, (flags, words), energy, forces, stress, nine, head, columns = spelling
+    text = ""
     for atoms in frames:
         entries = [
             f"{head}={columns}:{forces}:R:3",
             f"{energy}={float(atoms.get_potential_energy())!r}",
         ]
         if atoms.cell.rank:
-            entries.append(f"{lattice}={of_lattice(atoms.cell.array)}")
+            entries.append(f"{lattice}={cell(atoms.cell.array)}")
             full = atoms.get_stress(voigt=False)
             full = full * -atoms.get_volume() if "vir" in stress.lower() else full
-            entries.append(f"{stress}={of_stress(full)}")
-        entries.append(f"{pbc}={flags(atoms.pbc.tolist())}")
+            entries.append(f"{stress}={nine(full)}")
+        entries.append(f"{pbc}={flags.format(*(words[k] for k in atoms.pbc.tolist()))}")
         comment = " ".join(rng.permutation(entries))
         symbols = atoms.numbers if columns[0] == "Z" else atoms.get_chemical_symbols()
         text += f"{len(atoms)}\n{comment}\n"
@@ -240,6 +247,19 @@ def write_spelled(path, frames, rng) -> str:
     text = text.replace("\n", "\r\n") if rng.random() < 0.1 else text
     path.write_bytes((b"\xef\xbb\xbf" if rng.random() < 0.1 else b"") + text.encode())
     return comment
+
+
+@pytest.mark.parametrize("part", SPELLINGS)
+def test_each_spelling_is_read_or_refused(part, tmp_path, rng, capsys):
+    """All else is spelled as usual."""
+    frames, choices = made_set(rng, "slab"), SPELLINGS[part]
+    count, message = REFUSED.get(part, (0, None))
+    for number, one in enumerate(choices):
+        spelling = [one if name == part else first for name, (first, *_) in SPELLINGS.items()]
+        write_spelled(tmp_path / "a.xyz", frames, rng, spelling)
+        refusal = tried(tmp_path / "a.xyz", frames)
+        assert (refusal is not None) == (number >= len(choices) - count), (number, refusal)
+        assert refusal is None or re.search(message, refusal)
 
 
 def doors(path, named: list[str] | None):
@@ -325,9 +345,9 @@ def assert_equal_or_refused(seed: int, folder):
         refusal = tried(path, given, writer.labels, writer.tolerance, named)
         assert refusal is None, f"seed {seed}, {writer.name}: {refusal}"
         count, read = count + 1, read + 1
-    for number in range(SPELLINGS):
+    for number in range(FILES):
         path = folder / f"{seed}_{number}.xyz"
-        comment = write_spelled(path, frames, rng)
+        comment = write_spelled(path, frames, rng, spelled(rng))
         try:
             read += tried(path, frames) is None
         except AssertionError as error:

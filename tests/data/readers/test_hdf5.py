@@ -28,21 +28,12 @@ def frames(rng):
     """Return twelve frames: a molecule, and crystals with stress, virials or nothing."""
     water, copper = ase.build.molecule("H2O"), ase.build.bulk("Cu", cubic=True)
     found = []
-    for k in range(12):
-        atoms = water if k == 0 else copper
+    for k, atoms in enumerate([water, *[copper] * 11]):
         labels = {"energy": -3.5 - k, "forces": rng.normal(size=(len(atoms), 3))}
-        found.append(
-            {
-                "atomic_numbers": atoms.numbers,
-                "positions": atoms.positions + 0.1 * k,
-                "cell": atoms.cell.array,
-                "pbc": atoms.pbc,
-                "weight": 1.0,
-                "config_type": "Default",
-                "properties": labels,
-                "property_weights": {"energy": 1.0, "forces": 1.0},
-            }
-        )
+        own = {"atomic_numbers": atoms.numbers, "positions": atoms.positions + 0.1 * k}
+        own |= {"cell": atoms.cell.array, "pbc": atoms.pbc, "weight": 1.0, "config_type": "Default"}
+        weights = {"energy": 1.0, "forces": 1.0}
+        found.append(own | {"properties": labels, "property_weights": weights})
     found[1]["properties"]["stress"] = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
     found[2]["properties"]["virials"] = -copper.get_volume() * np.diag([1.0, 2.0, 3.0])
     found[3]["properties"] = {"energy": None, "forces": None, "dft_energy": -7.0}
@@ -52,19 +43,13 @@ def frames(rng):
 
 
 def test_configurations(frames, tmp_path):
-    """In the order of their numbers, with twelve of them: config_10 comes after config_9."""
+    """In the order of their numbers: config_10 comes after config_9; see also `test_doors`."""
     write(tmp_path / "train.h5", frames)
     read = read_structures(tmp_path / "train.h5")
     assert len(read) == 12
     assert read[11].origin == f"{tmp_path / 'train.h5'}, frame 11"
-    for structure, frame in zip(read, frames, strict=True):
-        np.testing.assert_array_equal(structure.numbers, frame["atomic_numbers"])
-        np.testing.assert_array_equal(structure.positions, frame["positions"])
-        np.testing.assert_array_equal(structure.pbc, frame["pbc"])
-        np.testing.assert_array_equal(structure.cell, frame["cell"])
     for k in (0, 1, 2, 4, 11):
         assert read[k].energy == frames[k]["properties"]["energy"]
-        np.testing.assert_array_equal(read[k].forces, frames[k]["properties"]["forces"])
     np.testing.assert_array_equal(read[1].stress, [[1, 6, 5], [6, 2, 4], [5, 4, 3]])
     np.testing.assert_allclose(read[2].stress, np.diag([1.0, 2.0, 3.0]), rtol=1e-12)
     assert read[3].energy is read[3].forces is read[3].stress is None

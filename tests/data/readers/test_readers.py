@@ -38,6 +38,12 @@ def test_custom_keys(write):
     np.testing.assert_array_equal(water.forces[1], [-0.1, 0.2, 0])
 
 
+def test_cell_of_nested_lists(write):
+    cell = '"[[2, 0, 0], [0.5, 3, 0], [0, 0, 4]]"'
+    (structure,) = read_structures(write(SLAB.format(**USUAL | {"lattice": f"cell={cell}"})))
+    np.testing.assert_array_equal(structure.cell, [[2, 0, 0], [0.5, 3, 0], [0, 0, 4]])
+
+
 def test_constraints_do_not_change_forces(write):
     text = (
         "2\nProperties=species:S:1:pos:R:3:forces:R:3:move_mask:L:1 energy=-1.0\n"
@@ -56,30 +62,25 @@ ROWS = str(STRESS.tolist())
 @pytest.mark.parametrize(
     ("entry", "key", "factor"),
     [
-        (f'stress="{NINE}"', "stress", 1),
         (f'DFT_stress="{NINE}"', "DFT_stress", 1),
         (f'DFT_stress="{SIX}"', "DFT_stress", 1),
-        (f'virial="{NINE}"', "stress", -1 / 24),
-        (f'virials="{NINE}"', "stress", -1 / 24),
         (f'REF_virial="{SIX}"', "REF_virial", -1 / 24),
+        (f"REF_stress={ROWS}", "REF_stress", 1),
         # ASE itself takes nothing but nine numbers for these two names
         (f'stress="{SIX}"', "stress", 1),
         (f"stress = {{{SIX}}}", "stress", 1),
         (f'virial="{SIX}"', "stress", -1 / 24),
         (f'virial="{SIX}"', "virial", -1 / 24),
-        (f"stress={ROWS}", "stress", 1),
-        (f'stress="{ROWS}"', "stress", 1),
         (f'stress="_JSON {ROWS}"', "stress", 1),
-        (f"stress={ROWS.replace(' ', '')}", "stress", 1),
-        (f"virials={ROWS}", "stress", -1 / 24),
-        (f"REF_stress={ROWS}", "REF_stress", 1),
         # what is not the key, or is not asked for
         (f'note="no stress=1 \'here" stress="{SIX}" after=\'stress=2\'', "stress", 1),
         (f'stress_old="1 2" my_stress=3 stress-x=4 stress="{SIX}"', "stress", 1),
         (f'stress="1 2" virial=None REF_stress="{SIX}"', "REF_stress", 1),
+        (f'stress="{SIX}" cell="9 9 9 90 90 90"', "stress", 1),
     ],
 )
 def test_stress(write, entry, key, factor):
+    """Usual names of nine numbers are those of `test_doors`."""
     (structure,) = read_structures(write(CELL.format(stress=entry)), keys=Keys(stress=key))
     np.testing.assert_allclose(structure.stress, factor * STRESS, rtol=1e-15)
     np.testing.assert_array_equal(structure.cell, [[2, 0, 0], [0.5, 3, 0], [0, 0, 4]])
@@ -115,79 +116,29 @@ def test_the_weight_of_virials_is_that_of_the_stress_from_them(write):
 
 def test_a_label_of_weight_zero_is_not_known(write):
     """Files have zeros for labels that they lack, with such a weight."""
-    (water,) = read_structures(
-        write(GOOD.replace("energy=", "config_forces_weight=0.0 energy=")), require_labels=False
-    )
+    text = GOOD.replace("energy=", "config_forces_weight=0.0 energy=")
+    text += "1\nconfig_type=IsolatedAtom config_weight=0 energy=-3\nH 0 0 0\n"
+    water, atom = read_structures(write(text), require_labels=False)
     assert water.forces is None
     assert water.energy == -14.25
-    (atom,) = read_structures(
-        write("1\nconfig_type=IsolatedAtom config_weight=0 energy=-3\nH 0 0 0\n")
-    )
     assert atom.energy == -3  # its energy is a reference, whatever its weight
 
 
 SLAB = """2
-{lattice} {properties}=species:S:1:pos:R:3:{forces}:R:3 {energy}=-1.5 {pbc}
+{lattice} Properties=species:S:1:pos:R:3:forces:R:3 {energy}=-1.5 {pbc}
 Si 0.1 0.2 0.3 0.5 0.0 0.0
 O 1.1 0.2 0.3 -0.5 0.0 0.0
 """
-NINE_OF_CELL = "2.0 0 0 0.5 3.0 0 0 0 4.0"
-USUAL = {
-    "lattice": f'Lattice="{NINE_OF_CELL}"',
-    "properties": "Properties",
-    "forces": "forces",
-    "energy": "energy",
-    "pbc": 'pbc="T T F"',
-}
-
-
-@pytest.mark.parametrize(
-    "spelling",
-    [
-        {},
-        {"lattice": f'lattice="{NINE_OF_CELL}"'},
-        {"lattice": f"LATTICE={{{NINE_OF_CELL}}}"},
-        {"lattice": f'cell="{NINE_OF_CELL}"'},
-        {"lattice": "Lattice=[[2, 0, 0], [0.5, 3, 0], [0, 0, 4]]"},
-        {"lattice": 'cell="[[2, 0, 0], [0.5, 3, 0], [0, 0, 4]]"'},
-        {"lattice": f'Lattice="{NINE_OF_CELL}" cell="9 9 9 90 90 90"'},
-        *(
-            {"pbc": f"{key}={flags}"}
-            for key, flags in (
-                ("pbc", '"TTF"'),
-                ("pbc", "TTF"),
-                ("pbc", '"t t f"'),
-                ("PBC", '"T T F"'),
-                ("Pbc", "110"),
-                ("pbc", "T,T,F"),
-                ("pbc", '"1 1 0"'),
-                ("pbc", "[True, True, False]"),
-                ("pbc", '"_JSON [true, true, false]"'),
-                ("periodic", '"T T F"'),
-            )
-        ),
-        {"properties": "properties", "forces": "Forces", "energy": "Energy"},
-        {"properties": "PROPERTIES", "forces": "force", "energy": "ENERGY"},
-    ],
-    ids=str,
-)
-def test_header_keys_in_any_spelling(write, spelling):
-    [structure] = read_structures(write(SLAB.format(**USUAL | spelling)))
-    np.testing.assert_array_equal(structure.cell, [[2, 0, 0], [0.5, 3, 0], [0, 0, 4]])
-    assert structure.pbc.tolist() == [True, True, False]
-    assert structure.energy == -1.5
-    np.testing.assert_array_equal(structure.forces[:, 0], [0.5, -0.5])
+USUAL = {"lattice": 'Lattice="2.0 0 0 0.5 3.0 0 0 0 4.0"', "energy": "energy", "pbc": "pbc=TTF"}
 
 
 @pytest.mark.parametrize(
     ("spelling", "message"),
     [
-        ({"lattice": f'unit_cell="{NINE_OF_CELL}"'}, "unit_cell is not read: name it Lattice="),
         ({"lattice": 'cell="2 3 4"'}, "cell must be nine numbers: Lattice="),
         ({"lattice": 'lattice="2 3 4 90 90 90"'}, "lattice must be nine numbers"),
         ({"lattice": 'Box="2 3 4"'}, "Box is not read"),
         ({"lattice": f'{USUAL["lattice"]} lattice="1 0 0 0 1 0 0 0 1"'}, "lattice disagree"),
-        ({"pbc": 'pbc="pp pp ff"'}, 'pbc="pp pp ff" is not three of T and F; write pbc="T T F"'),
         ({"pbc": 'PBC="T T"'}, 'PBC="T T" is not three of T and F'),
         ({"pbc": "pbc=2"}, 'pbc="2" is not three of T and F'),
         ({"pbc": "pbc=TTF PBC=TTT"}, "pbc and PBC disagree; keep pbc"),
@@ -199,14 +150,6 @@ def test_header_keys_in_any_spelling(write, spelling):
 def test_header_keys_that_are_not_read_are_named(write, spelling, message):
     with pytest.raises(DataError, match=rf"data\.xyz, frame 0: .*{message}"):
         read_structures(write(SLAB.format(**USUAL | spelling)))
-
-
-@pytest.mark.parametrize("column", ["pos", "species"])
-def test_columns_of_positions_and_elements_are_needed(write, column):
-    """Without the first, ASE puts all atoms at the origin."""
-    text = SLAB.format(**USUAL).replace(f"{column}:", f"my{column}:")
-    with pytest.raises(DataError, match=f"frame 0: Properties names no column {column}, but"):
-        read_structures(write(text))
 
 
 def test_entries_that_are_no_labels_stay_ignored(write):
@@ -228,37 +171,34 @@ def test_labels_under_other_keys_are_remembered(write):
     assert second.energy is None
 
 
-BAD_FRAMES = {
-    "a weight below zero": (
-        GOOD.replace("energy=", "config_forces_weight=-1 energy="),
-        "config_forces_weight must be a finite number, zero or more, got -1",
-    ),
-    "element X": (GOOD.replace("O 0.0", "X 0.0"), "unknown element: atom 0"),
-    "NaN position": (GOOD.replace("0.96", "nan"), "positions has nan for atom 1"),
-    "NaN energy": (GOOD.replace("-14.25", "nan"), "energy has nan"),
-    "no atoms": ("0\nenergy=1.0\n", "no atoms"),
-    "short row": (GOOD.replace("-0.1 0.2 0.0", "-0.1"), "not a frame of extended XYZ"),
-    "cut off": (GOOD[:-40], "the file ends after 2 of 3 atoms"),
-    "garbage": ("hello\nworld\n", "expected the number of atoms, got 'hello'"),
-    "flat cell": (
-        CELL.format(stress="").replace("0.5 3.0 0", "1.0 0.0 0"),
-        "linearly independent lattice vectors",
-    ),
-    "short stress": (
-        CELL.format(stress='virials="1 2 3"'),
-        "virials must be 6 or 9 numbers, got 3",
-    ),
-    "text stress": (CELL.format(stress="stress=None"), "stress must be 6 or 9 numbers, got 'None'"),
-}
+PLAIN = CELL.format(stress="")
 
 
-@pytest.mark.parametrize("case", BAD_FRAMES)
-def test_bad_frame_is_named(write, case):
-    text, message = BAD_FRAMES[case]
-    path = write(GOOD + text)
-    with pytest.raises(DataError, match=r"data\.xyz, frame 1\b") as error:
-        read_structures(path)
-    assert message in str(error.value)
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            GOOD.replace("energy=", "config_forces_weight=-1 energy="),
+            "config_forces_weight must be a finite number, zero or more, got -1",
+        ),
+        (GOOD.replace("O 0.0", "X 0.0"), "unknown element: atom 0"),
+        (GOOD.replace("0.96", "nan"), "positions has nan for atom 1"),
+        (GOOD.replace("-14.25", "nan"), "energy has nan"),
+        ("0\nenergy=1.0\n", "no atoms"),
+        (GOOD.replace("-0.1 0.2 0.0", "-0.1"), "not a frame of extended XYZ"),
+        (GOOD[:-40], "the file ends after 2 of 3 atoms"),
+        ("hello\nworld\n", "expected the number of atoms, got 'hello'"),
+        (PLAIN.replace("0.5 3.0 0", "1.0 0.0 0"), "linearly independent lattice vectors"),
+        (CELL.format(stress='virials="1 2 3"'), "virials must be 6 or 9 numbers, got 3"),
+        (CELL.format(stress="stress=None"), "stress must be 6 or 9 numbers, got 'None'"),
+        # ASE would take 750 MB and 25 s for them
+        (PLAIN.replace("R:3 en", "R:3000000000 en"), "names 3000000004 columns, .* has 7"),
+    ],
+    ids=lambda text: text if "\n" not in text else "",
+)
+def test_bad_frame_is_named(write, text, message):
+    with pytest.raises(DataError, match=rf"data\.xyz, frame 1\b.*{message}"):
+        read_structures(write(GOOD + text))
 
 
 @pytest.mark.parametrize("text", ["", "\n \n"])
@@ -272,20 +212,16 @@ def test_units_that_are_given_count(write, tmp_path):
     text = CELL.format(stress=f'stress="{NINE}"')
     path = write(text.replace("0.3 0.0 0.0 0.0", "0.3 0.5 -0.2 0.1"))
     (plain,) = read_structures(path)
-    (atomic,) = read_structures(path, units=Units.of("Hartree", "Bohr"))
+    units = Units.of("Hartree", "Bohr")
+    (atomic,) = read_structures(path, units=units)
     hartree, bohr = 27.211386, 0.52917721  # CODATA, to the digits written
-    for name, factor in (
-        ("positions", bohr),
-        ("cell", bohr),
-        ("energy", hartree),
-        ("forces", hartree / bohr),
-        ("stress", hartree / bohr**3),
-    ):
+    factors = {"positions": bohr, "cell": bohr, "energy": hartree, "forces": hartree / bohr}
+    for name, factor in (factors | {"stress": hartree / bohr**3}).items():
         expected = factor * np.asarray(getattr(plain, name))
         assert np.abs(expected).max() > 0
         np.testing.assert_allclose(getattr(atomic, name), expected, rtol=1e-6)
     arrays = save_md22(tmp_path / "m.npz", e_unit=np.array("eV"))
-    frame = read_structures(tmp_path / "m.npz", units=Units.of("Hartree", "Bohr"))[2]
+    frame = read_structures(tmp_path / "m.npz", units=units)[2]
     np.testing.assert_allclose(frame.positions, arrays["coords"][2] * bohr, rtol=1e-6)
 
 
@@ -296,13 +232,6 @@ def test_format_by_its_name(write, tmp_path):
         assert (water.config_type, water.volume, water.stress) == ("water", 0, None)
     with pytest.raises(DataError, match="format 'mol' is unknown; choose from: extxyz, rmd17"):
         read_structures(path, format="mol")
-
-
-def test_more_columns_than_there_are_take_no_memory(write):
-    """ASE would take 750 MB and 25 s for them."""
-    file = write(CELL.format(stress="").replace("forces:R:3", "forces:R:3000000000"))
-    with pytest.raises(DataError, match=r"frame 0: Properties names 3000000004 columns, .* has 7"):
-        read_structures(file)
 
 
 @pytest.mark.parametrize("factor", [1, -1, 1 / 160.2])

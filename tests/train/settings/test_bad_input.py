@@ -53,8 +53,6 @@ IMPOSSIBLE = [
     ([*WATER, "devices=0"], "a number of devices"),
     ([*WATER, "devices=distributed"], "JAX_COORDINATOR_ADDRESS"),
     (["resume="], "resume= is impossible: it must be the folder of a run"),
-    (["layer=3"], "layer is not a setting of this run; nearest: layers"),
-    (["--layer=3"], "layer is not a setting of this run; nearest: layers"),
     (["-l=3"], "-l=3 is not a setting; write it as name=value"),
     (["foo"], "foo is not a setting; write it as name=value"),
     (["zzzz=1"], "zzzz is not a setting of this run; --help"),
@@ -66,6 +64,10 @@ IMPOSSIBLE = [
     (["data=lif", "data.path=x"], "data.path=.* left out with data=lif"),
     (["data.path=x.xyz"], "data= is missing: give a file, such as data=FILE"),
     (["start_from=x"], "data= is missing"),
+    (["start_from=no/run", *WATER], "no such file or folder: .*no/run"),
+    (["resume=none"], "config.yaml cannot be read: No such"),
+    (["data.reference_energies=fit", *WATER], "fit is for start_from="),
+    (["data=bad.xyz"], "frame 0: unknown element or property 'Qq'"),
     (["resume=x", "layers=3"], "layers cannot be given with resume=.* start_from=x trains"),
     (["resume=x", "data=a.xyz"], "^error: data cannot be given with resume="),
     (["seeds=0", *WATER], "seeds=0 is impossible: it must be a number of runs"),
@@ -76,6 +78,7 @@ IMPOSSIBLE = [
     (["lr=1e-6", *WATER], "training.min_lr=1e-05 is impossible: .* at most lr=1e-06"),
     (["seed=4294967296", *WATER], "seed=4294967296 is impossible: .* less than 2.32"),
     (["training.optimizer=sgd", *WATER], "training.optimizer=sgd is unknown; .*adam"),
+    (["data.check=maybe", *WATER], "data.check=maybe is unknown"),
     (["data.val=-0.5", *WATER], "data.val=-0.5 is impossible"),
     (["training.forces_weight=0", "training.energy_weight=0", *WATER], "_weight=0.0 is impossible"),
     (["training=extxyz", *WATER], "training follows from data="),
@@ -118,20 +121,13 @@ def test_settings_refused_are_one_line_and_make_no_run(
     for name in ("water", "copper"):
         (tmp_path / f"{name}.xyz").symlink_to(request.getfixturevalue(name))
     (tmp_path / "file").touch()
+    (tmp_path / "bad.xyz").write_text("1\n\nQq 0 0 0\n")
     os.mkfifo(tmp_path / "pipe.xyz")
     before = sorted(tmp_path.rglob("*"))
     of_run = settings[0].partition("=")[0] in ("resume", "start_from")
     error = refused([*([] if of_run else [*TINY, "run=run"]), *settings], capsys)
     assert re.search(part, error)
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_bad_data_are_one_line(water, tmp_path, capsys):
-    changed = tmp_path / "changed.xyz"
-    changed.write_text(water.read_text(encoding="utf-8").replace("\nO ", "\nQq", 1))
-    error = refused([f"data={changed}", *TINY, f"run={tmp_path / 'run'}"], capsys)
-    assert "frame 0: unknown element or property 'Qq'" in error
-    assert not (tmp_path / "run").exists()
 
 
 def test_folder_of_a_failed_run_is_free(water, tmp_path, monkeypatch, capsys):

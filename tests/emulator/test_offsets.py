@@ -169,7 +169,6 @@ def last_programs(launch) -> dict[str, int]:
 
     def inside(instruction, space, access):
         if space == "global" and (access.mask is None or access.mask.any()):
-            access.spread()
             array, offsets = access.group.memory.find(access)
             element = int(access.active(offsets).max()) // array.itemsize
             touched[array.name] = max(touched.get(array.name, 0), element)

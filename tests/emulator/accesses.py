@@ -21,6 +21,8 @@ _SIZES = {"%rd": 8, "%rs": 2, "%h": 2, "%r": 4}
 
 def _shape(instruction: Instruction) -> tuple[str, int, int]:
     """Return the state space, the bytes of a value, and the values of a thread."""
+    if "matrix" in instruction.name:  # a thread gives the address of a row
+        return "shared", 16, 1
     space, count = instruction.opcode[1], 1
     for word in instruction.opcode[1:-1]:
         if word in _VECTORS:
@@ -32,21 +34,6 @@ def _shape(instruction: Instruction) -> tuple[str, int, int]:
     if space not in ("global", "shared") or instruction.type not in TYPES:
         raise instruction.unknown()
     return space, TYPES[instruction.type].itemsize, count
-
-
-def look(instruction: Instruction, observe):
-    """Return the step of a load or store that is only observed: nothing is read or written."""
-    where = address(instruction.operands[1 if instruction.loads else 0])
-    # a thread gives the address of a row of a matrix, of 16 bytes
-    matrices = "matrix" in instruction.name
-    space, *size = ("shared", 16, 1) if matrices else _shape(instruction)
-
-    def step(g: Group, mask=None) -> None:
-        if observe is not None and (mask is None or mask.any()):
-            access = Access(g, space, where(g), mask, *size, instruction.text)
-            observe(instruction, space, access)
-
-    return step
 
 
 def load_parameter(instruction: Instruction):
@@ -65,12 +52,12 @@ def load_parameter(instruction: Instruction):
     return step
 
 
-def move(instruction: Instruction, observe):
-    """Return the step of a load or a store."""
+def move(instruction: Instruction, observe, only_observed: bool = False):
+    """Return the step of a load or a store, by which nothing moves if it is only observed."""
     (space, width, count), loads = _shape(instruction), instruction.loads
     values, place = instruction.operands[:2] if loads else instruction.operands[1::-1]
     names, where = members(values), address(place)
-    reads = [] if loads else [reader(name, np.dtype(f"u{width}")) for name in names]
+    reads = [] if loads or only_observed else [reader(n, np.dtype(f"u{width}")) for n in names]
     kind = "i" if TYPES[instruction.type].kind == "i" else "u"
 
     def step(g: Group, mask=None) -> None:
@@ -79,6 +66,8 @@ def move(instruction: Instruction, observe):
         access = Access(g, space, where(g), mask, width, count, instruction.text)
         if observe is not None:
             observe(instruction, space, access)
+        if only_observed:
+            return
         if not loads:
             g.memory.store(access, [read(g) for read in reads])
             return

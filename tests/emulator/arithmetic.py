@@ -84,12 +84,6 @@ _INTEGER = {
     "shr": lambda a, b: a >> _places(b, a.dtype),
     "bfe": _bits,
 }
-_LOGICAL = {
-    "and": np.logical_and,
-    "or": np.logical_or,
-    "xor": np.logical_xor,
-    "not": np.logical_not,
-}
 # operands that are 32 bits wide whatever the type of the instruction is
 _COUNTS = {"shl": (1,), "shr": (1,), "bfe": (1, 2)}
 
@@ -105,8 +99,6 @@ def build(instruction: Instruction):
     words = set(instruction.opcode[1:-1])
     if name in ("mul", "mad") and words & {"wide", "hi"}:
         return _widened(instruction)
-    if kind == "pred" and name in _LOGICAL:
-        return _LOGICAL[name], (TYPES["pred"],) * count
     packed = kind in ("bf16x2", "f16x2")
     if packed or kind in _FLOATS:
         return _float(instruction, kind.removesuffix("x2"), packed, words, count)

@@ -11,46 +11,31 @@ from tests.emulator.ptx import Instruction, Program
 
 
 def jump(instruction: Instruction, program: Program):
-    """Return the step of a bra, ret or exit, which parts the blocks that go different ways."""
-    ends = instruction.name != "bra"
-    to = len(program.instructions) if ends else program.labels[instruction.operands[0]]
-    if not instruction.guard:
-
-        def jump(g: Group) -> None:
-            g.at = to
-
-        return jump
-    guard = reader(instruction.guard, TYPES["pred"])
-
-    def branch(g: Group) -> Group | None:
-        taken = _of_blocks(g, guard(g) != instruction.negated, instruction)
-        other = g.split(taken) if taken.any() and not taken.all() else None
-        if taken.any():
-            (other or g).at = to
-        return other
-
-    return branch
+    """Return the step of a bra, brx, ret or exit, which parts the blocks that go different ways."""
+    name, guard = instruction.name, instruction.guard
+    if name == "brx":  # to one of several labels, by a number
+        if guard:
+            raise instruction.unknown("is run by some threads only")
+        number = reader(instruction.operands[0], TYPES["u32"])
+        labels = program.targets[instruction.operands[1]]
+        places = np.array([program.labels[label] for label in labels])
+        return lambda g: _go(g, places[_of_blocks(g, number(g), instruction)])
+    to = program.labels[instruction.operands[0]] if name == "bra" else len(program.instructions)
+    if not guard:
+        return lambda g: _go(g, np.array([to]))
+    taken, negated = reader(guard, TYPES["pred"]), instruction.negated
+    return lambda g: _go(g, np.where(_of_blocks(g, taken(g) != negated, instruction), to, g.at))
 
 
-def jump_by_number(instruction: Instruction, program: Program):
-    """Return the step of a brx, which jumps to one of several labels."""
-    index, listed = instruction.operands
-    if instruction.guard:
-        raise instruction.unknown("is run by some threads only")
-    read = reader(index, TYPES["u32"])
-    places = np.array([program.labels[label] for label in program.targets[listed]])
-
-    def jump(g: Group) -> Group | None:
-        to = places[_of_blocks(g, read(g), instruction)]
-        there = to == to[0]
-        other = None
-        if not there.all():  # they come here again, and part again
-            other = g.split(~there)
-            other.at = g.at - 1
-        g.at = int(to[0])
-        return other
-
-    return jump
+def _go(g: Group, places) -> list[Group]:
+    """Go on at the first of the places of the blocks; return those that go on elsewhere."""
+    others = []
+    for place in np.unique(places)[1:]:
+        others.append(g.split(places == place))
+        others[-1].at = int(place)
+        places = places[places != place]
+    g.at = int(places[0])
+    return others
 
 
 def _of_blocks(g: Group, value: np.ndarray, instruction: Instruction) -> np.ndarray:

@@ -23,7 +23,6 @@ class Group:
     blocks: np.ndarray  # coordinates in the grid, [blocks, 3]
     ids: np.ndarray  # their numbers, [blocks]
     rows: np.ndarray  # where the shared memory of each is in that of all
-    grid: tuple[int, int, int]
     memory: object  # the arrays, a `memory.Memory`
     registers: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     notes: tuple = (0, -1)  # of who observes the accesses

@@ -19,7 +19,6 @@ for the caches."""
 MOST = 50_000_000
 """Instructions of a launch, at most: a loop that does not end is found."""
 
-_NOTHING = ("membar", "fence", "griddepcontrol", "nanosleep", "prefetch", "discard")
 _ATOMICS = ("atom", "red", "multimem", "cas", "cp", "mbarrier", "wgmma", "tcgen05")
 
 
@@ -72,7 +71,7 @@ class Machine:
             some = ids[start : start + width]
             blocks = np.stack(np.unravel_index(some, grid[::-1])[::-1], axis=1)
             memory.share(len(some), self.shared_bytes, self.program.warps, checked)
-            waiting = [Group(self.program, blocks, some, np.arange(len(some)), grid, memory)]
+            waiting = [Group(self.program, blocks, some, np.arange(len(some)), memory)]
             with np.errstate(all="ignore"):
                 while waiting:
                     self._run_group(waiting.pop(), waiting)
@@ -83,8 +82,7 @@ class Machine:
         while (at := group.at) < end:
             visits[at] += len(group.ids)
             group.at = at + 1
-            if other := steps[at](group):
-                waiting.append(other)
+            waiting += steps[at](group) or ()
             self._left -= 1
             if self._left < 0:
                 raise EmulationError(f"kernel {self.program.name} does not end")
@@ -111,13 +109,11 @@ class Machine:
 
     def _step(self, instruction: ptx.Instruction):
         name = instruction.name
-        if name in _NOTHING:
-            return _nothing
         if name in _ATOMICS:
             raise instruction.unknown("is atomic or asynchronous, which is not emulated")
         if instruction.is_memory:
             if self.addresses_only and self._needed.isdisjoint(instruction.targets):
-                return accesses.look(instruction, self.observe)
+                return accesses.move(instruction, self.observe, only_observed=True)
             move = accesses.move_matrices if "matrix" in name else accesses.move
             return move(instruction, self.observe)
         if name in _OTHERS:
@@ -132,7 +128,6 @@ def _nothing(g: Group) -> None:
 
 
 _FLOW = dict.fromkeys(ptx.JUMPS, flow.jump) | dict.fromkeys(ptx.BARRIERS, flow.barrier)
-_FLOW["brx"] = flow.jump_by_number
 _OTHERS = {
     "ld": accesses.load_parameter,
     "mov": moves.move,

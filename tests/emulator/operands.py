@@ -25,11 +25,7 @@ _FLOAT = re.compile(r"0(?:[fF][0-9a-fA-F]{8}|[dD][0-9a-fA-F]{16})")
 _NUMBER = re.compile(r"-?(?:0x[0-9a-fA-F]+|\d+)U?")
 _SPECIAL = {
     "%tid.x": lambda g: np.arange(g.program.threads)[None, :],
-    "%laneid": lambda g: np.arange(g.program.threads)[None, :] % 32,
-    "%ntid.x": lambda g: np.full((1, 1), g.program.threads),
-    **dict.fromkeys(("%tid.y", "%tid.z"), lambda g: np.zeros((1, 1))),
     **{f"%ctaid.{'xyz'[n]}": lambda g, n=n: g.blocks[:, n : n + 1] for n in range(3)},
-    **{f"%nctaid.{'xyz'[n]}": lambda g, n=n: np.full((1, 1), g.grid[n]) for n in range(3)},
 }
 """Values of special registers, which are numbers of 32 bits."""
 

@@ -56,33 +56,39 @@ def source(tmp_path_factory):
     return folder
 
 
+def output_of(*command, cwd, **variables) -> str:
+    """Return what Python prints in a folder, with other variables of the environment."""
+    environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
+    command, options = [sys.executable, *map(str, command)], {"check": True, "text": True}
+    return subprocess.run(
+        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, **options
+    ).stdout
+
+
 def built(source, kind: str, folder) -> Path:
     """Return the path of a wheel, or of what `pip install -e` installs: kind "editable"."""
+    pytest.importorskip("hatchling", reason="it builds the wheel")
     code = f"import sys, hatchling.build as h; print(h.build_{kind}(sys.argv[1]))"
-    command = [sys.executable, "-c", code, str(folder)]
-    done = subprocess.run(command, cwd=source, check=True, capture_output=True, text=True)
-    return folder / done.stdout.split()[-1]
+    return folder / output_of("-c", code, folder, cwd=source).split()[-1]
+
+
+def unpacked(wheel, tmp_path) -> Path:
+    with zipfile.ZipFile(wheel) as opened:
+        opened.extractall(tmp_path / "site")
+    return tmp_path / "site"
 
 
 @pytest.fixture(scope="module")
 def wheel(source, tmp_path_factory):
-    pytest.importorskip("hatchling", reason="it builds the wheel")
     return built(source, "wheel", tmp_path_factory.mktemp("wheel"))
 
 
 def test_an_editable_install_is_imported_beside_the_clone(source, tmp_path):
     """A folder with the clone in it has a folder `eqfuse`, which is no package."""
-    pytest.importorskip("hatchling", reason="it builds the wheel")
-    with zipfile.ZipFile(built(source, "editable", tmp_path)) as opened:
-        opened.extractall(tmp_path / "site")
-    code = f"import site; site.addsitedir({str(tmp_path / 'site')!r}); import eqfuse; "
-    code += "print(eqfuse.__file__)"
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    command = [sys.executable, "-S", "-c", code]
-    done = subprocess.run(
-        command, cwd=source.parent, env=environment, capture_output=True, text=True
-    )
-    assert Path(done.stdout.strip()) == source / "eqfuse" / "__init__.py", done.stderr
+    site = unpacked(built(source, "editable", tmp_path), tmp_path)
+    code = f"import site; site.addsitedir({str(site)!r}); import eqfuse; print(eqfuse.__file__)"
+    found = output_of("-S", "-c", code, cwd=source.parent, PYTHONPATH="")
+    assert Path(found.strip()) == source / "eqfuse" / "__init__.py"
 
 
 def test_a_wheel_has_them(wheel):
@@ -93,33 +99,24 @@ def test_a_wheel_has_them(wheel):
 
 
 def test_a_wheel_of_a_clone_names_its_commit(source, tmp_path):
-    pytest.importorskip("hatchling", reason="it builds the wheel")
     clone = shutil.copytree(source, tmp_path / "clone")
     git = ["git", "-C", str(clone), "-c", "user.name=a", "-c", "user.email=a@b"]
     for command in (["init", "-q"], ["add", "README.md"], ["commit", "-qm", "one"]):
         subprocess.run([*git, *command], check=True)
-    done = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    with zipfile.ZipFile(built(clone, "wheel", tmp_path)) as opened:
-        opened.extractall(tmp_path / "site")
-    command = [sys.executable, "-m", "eqfuse", "--version"]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
-    found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert found.stdout == f"eqfuse {__version__} (of commit {done.stdout.strip()})\n"
+    commit = subprocess.check_output([*git, "rev-parse", "--short", "HEAD"], text=True).strip()
+    site = unpacked(built(clone, "wheel", tmp_path), tmp_path)
+    found = output_of("-m", "eqfuse", "--version", cwd=tmp_path, PYTHONPATH=site)
+    assert found == f"eqfuse {__version__} (of commit {commit})\n"
 
 
 def test_the_command_of_a_wheel_runs(wheel, tmp_path):
-    with zipfile.ZipFile(wheel) as opened:
-        [path] = [name for name in opened.namelist() if name.endswith("/entry_points.txt")]
-        assert "eqfuse = eqfuse.cli:main" in opened.read(path).decode().splitlines()
-        opened.extractall(tmp_path / "site")
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
-    environment["EQFUSE_CACHE_DIR"] = str(tmp_path / "cache")
+    site = unpacked(wheel, tmp_path)
+    [points] = site.glob("*/entry_points.txt")
+    assert "eqfuse = eqfuse.cli:main" in points.read_text("utf-8").splitlines()
+    variables = {"PYTHONPATH": site, "EQFUSE_CACHE_DIR": tmp_path / "cache"}
 
     def run(*arguments):
-        command = [sys.executable, "-m", "eqfuse", *arguments]
-        return subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-        ).stdout
+        return output_of("-m", "eqfuse", *arguments, cwd=tmp_path, **variables)
 
     assert run("--version") == f"eqfuse {__version__}\n"
     assert "  layers: 5\n" in run("train", "layers=5", "data=lif", "--cfg")

@@ -11,10 +11,17 @@ from eqfuse import plots
 PICTURES = True
 
 
+@pytest.fixture
+def figures(monkeypatch):
+    """Return a list of the figures that are drawn, instead of saving them."""
+    drawn = []
+    monkeypatch.setattr(plots, "_save", lambda figure, target: drawn.append(figure))
+    return drawn
+
+
 @pytest.mark.parametrize(("mean", "said"), [(300.0, False), (514.0, True)])
-def test_dynamics_say_why_the_temperature_is_another(mean, said, tmp_path, monkeypatch):
-    figures, rows = [], ["time_fs,potential_ev,kinetic_ev,temperature_k,conserved_ev"]
-    monkeypatch.setattr(plots, "_save", lambda figure, target: figures.append(figure))
+def test_dynamics_say_why_the_temperature_is_another(mean, said, tmp_path, figures):
+    rows = ["time_fs,potential_ev,kinetic_ev,temperature_k,conserved_ev"]
     rows += [f"{k},-1,1,{t},0" for k, t in enumerate(np.linspace(300, mean, 8).tolist())]
     (tmp_path / "thermo.csv").write_text("\n".join([*rows, f"8,-1,1,{mean},0\n"]))
     (tmp_path / "rdf.csv").write_text("r_a,g\n1,0\n2,1\n")
@@ -36,9 +43,7 @@ def test_dynamics_say_why_the_temperature_is_another(mean, said, tmp_path, monke
         ([6, 6, 1, 1, 3, 3, 4, 4, 5, 5, 7, 7, 8, 8, 9], ["H", "Li", "Be", "B", "N", "O", "C"]),
     ],
 )
-def test_parity_colours_forces_by_element(numbers, names, monkeypatch):
-    figures = []
-    monkeypatch.setattr(plots, "_save", lambda figure, target: figures.append(figure))
+def test_parity_colours_forces_by_element(numbers, names, figures):
     forces = np.arange(3.0 * len(numbers)).reshape(-1, 3)
     forces[0, 0] = np.nan  # unknown, and left out with its element
     common = {"forces": forces, "energy": None, "stress": None, "num_atoms": len(numbers)}
@@ -59,9 +64,7 @@ def test_parity_colours_forces_by_element(numbers, names, monkeypatch):
         assert len(set.union(*colours.values())) == len(set(numbers))
 
 
-def test_a_spread_within_a_decade_has_labels_that_do_not_overlap(monkeypatch):
-    figures = []
-    monkeypatch.setattr(plots, "_save", lambda figure, target: figures.append(figure))
+def test_a_spread_within_a_decade_has_labels_that_do_not_overlap(figures):
     plots.spread(np.geomspace(3e-3, 6e-2, 30), np.geomspace(2e-3, 6e-2, 30), None)
     [axes] = figures[0].axes
     figures[0].draw_without_rendering()

@@ -4,18 +4,16 @@ It runs a kernel as the GPU's driver is given it, without a GPU, and checks what
 interpreter cannot: bounds and alignment of every access, reads of what was never written, branches
 that threads of a block take differently, and races between two barriers.
 
-    ptx         the text as instructions
+    ptx         the text as instructions, and which of them decide addresses and branches
     group       the state of blocks that run together
-    operands    readers and writers of registers, constants and addresses
+    operands    readers of registers, constants and addresses
     arithmetic  what an instruction computes from its operands, by opcode
-    moves       mov, selp, setp, cvt and their like
+    moves       mov, setp, cvt and their like
     flow        branches and barriers
-    warps       what the threads of a warp exchange: shuffles and matrices
-    accesses    loads and stores
-    arrays      the arrays of a launch, and what has no value yet
+    warps       what the threads of a warp exchange: shuffles and products of matrices
+    accesses    loads and stores, also of matrices
+    arrays      the arrays of a launch: what has no value yet, and who wrote and read what
     memory      global and shared memory, with the checks
-    races       who wrote and read what since the last barrier
-    slicing     which instructions decide addresses and branches
     machine     runs a kernel over a grid
     cases       runs the cases of the benchmarks and compares them with e3nn-jax
     functions   runs a JAX function whose kernels are emulated

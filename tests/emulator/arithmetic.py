@@ -6,6 +6,8 @@ exact here, rounded once.
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from tests.emulator.operands import TYPES
@@ -25,12 +27,7 @@ def _wide(function):
     return rounded
 
 
-def _fma_single(a, b, c):
-    # the product of two float32 is exact in float64
-    return (a.astype(np.float64) * b + c).astype(np.float32)
-
-
-_FLOAT = {
+_EXACT = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
@@ -39,90 +36,42 @@ _FLOAT = {
     "abs": np.abs,
     "min": np.fmin,
     "max": np.fmax,
-    "fma": lambda a, b, c: a * b + c,
     "sqrt": np.sqrt,
-    "rcp": lambda a: (1 / a).astype(a.dtype),
+    "rcp": lambda a: 1 / a,
+    "copysign": lambda a, b: np.copysign(b, a),
+}
+_FLOAT = _EXACT | {
+    "fma": lambda a, b, c: a * b + c,
     "ex2": np.exp2,
     "lg2": np.log2,
     "tanh": np.tanh,
-    "rsqrt": lambda a: (1 / np.sqrt(a)).astype(a.dtype),
-    "copysign": lambda a, b: np.copysign(b, a),
-}
-_SINGLE = _FLOAT | {
-    "fma": _fma_single,
-    "ex2": _wide(np.exp2),
-    "lg2": _wide(np.log2),
-    "tanh": _wide(np.tanh),
-    "rsqrt": _wide(lambda a: 1 / np.sqrt(a)),
+    "rsqrt": lambda a: 1 / np.sqrt(a),
 }
 _HALF = {name: _wide(function) for name, function in _FLOAT.items()}
-
-
-def _count(b, bits: int):
-    """Return the number of places to shift, and where it is as many as there are bits."""
-    count = b.astype(np.int64)
-    return np.minimum(count, bits - 1), count >= bits
-
-
-def _shift_left(a, b):
-    count, beyond = _count(b, 8 * a.itemsize)
-    return np.where(beyond, 0, a << count.astype(a.dtype)).astype(a.dtype)
-
-
-def _shift_right(a, b):
-    count, beyond = _count(b, 8 * a.itemsize)
-    found = a >> count.astype(a.dtype)
-    return found if a.dtype.kind == "i" else np.where(beyond, 0, found).astype(a.dtype)
-
-
-def _quotient(a, b):
-    if a.dtype.kind == "u":
-        return a // np.where(b == 0, 1, b)
-    b = np.where(b == 0, 1, b)
-    return (np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))).astype(a.dtype)
+_SINGLE = _HALF | _EXACT
 
 
 def _bits(a, start, length):
-    """Do as bfe: `length` bits of a from `start`, of which the first is the sign if a has one."""
-    bits = 8 * a.itemsize
-    start, length = start.astype(np.int64) & 255, length.astype(np.int64) & 255
-    unsigned = a.view(f"u{a.itemsize}")
-    kept = np.minimum(length, bits - np.minimum(start, bits))
-    found = _shift_right(unsigned, start)
-    mask = np.where(kept >= bits, -1, (1 << np.minimum(kept, 62)) - 1).astype(unsigned.dtype)
-    found = found & mask
-    if a.dtype.kind == "u":
-        return found
-    shift = (bits - kept).astype(np.uint32)
-    return np.where(kept == 0, 0, _shift_right(_shift_left(found, shift).view(a.dtype), shift))
+    """Do as bfe: `length` of 32 bits from `start`, of which the first is the sign if a has one."""
+    start = np.minimum(start.astype(np.int64) & 255, 32)
+    length = np.minimum(length.astype(np.int64) & 255, 32 - start)
+    found = a.view(np.uint32).astype(np.int64) >> start & (1 << length) - 1
+    sign = found >> np.maximum(length - 1, 0) << length if a.dtype.kind == "i" else 0
+    return (found - sign).astype(a.dtype)
 
 
-def _high(a, b):
-    """Return the upper half of a product."""
-    if a.itemsize <= 4:
-        wide = np.int64 if a.dtype.kind == "i" else np.uint64
-        bits = np.array(8 * a.itemsize, wide)
-        return (a.astype(wide) * b.astype(wide) >> bits).astype(a.dtype)
-    half, low = np.uint64(32), np.uint64(0xFFFFFFFF)
-    (a1, a0), (b1, b0) = ((v.view("u8") >> half, v.view("u8") & low) for v in (a, b))
-    middle = a1 * b0 + (a0 * b0 >> half)
-    high = a1 * b1 + (middle >> half) + (((middle & low) + a0 * b1) >> half)
-    if a.dtype.kind == "i":  # of the bits read as numbers without a sign
-        high = high - np.where(a < 0, b, 0).view("u8") - np.where(b < 0, a, 0).view("u8")
-    return high.view(a.dtype)
-
-
-def _product(a, b):
-    return (a * b).astype(a.dtype)
+def _places(b, dtype):
+    """Return by how many places to shift: all of them are as good as more."""
+    return np.minimum(b, 8 * dtype.itemsize).astype(dtype)
 
 
 _INTEGER = {
     "add": np.add,
     "sub": np.subtract,
-    "mul": _product,
-    "mad": lambda a, b, c: (a * b + c).astype(a.dtype),
-    "div": _quotient,
-    "rem": lambda a, b: (a - _quotient(a, b) * b).astype(a.dtype),
+    "mul": np.multiply,
+    "mad": lambda a, b, c: a * b + c,
+    "div": lambda a, b: (a - np.fmod(a, b)) // b,
+    "rem": np.fmod,
     "neg": np.negative,
     "abs": np.abs,
     "min": np.minimum,
@@ -131,37 +80,29 @@ _INTEGER = {
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
     "not": np.invert,
-    "shl": _shift_left,
-    "shr": _shift_right,
+    "shl": lambda a, b: a << _places(b, a.dtype),
+    "shr": lambda a, b: a >> _places(b, a.dtype),
     "bfe": _bits,
-}
-_LOGICAL = {
-    "and": np.logical_and,
-    "or": np.logical_or,
-    "xor": np.logical_xor,
-    "not": np.logical_not,
 }
 # operands that are 32 bits wide whatever the type of the instruction is
 _COUNTS = {"shl": (1,), "shr": (1,), "bfe": (1, 2)}
 
 
 def build(instruction: Instruction):
-    """Return the function of an instruction and the types of its operands; None if it has none."""
+    """Return the function of an instruction and the types of its operands."""
     name, kind = instruction.name, instruction.type
     count = len(instruction.operands) - 1
     if name == "prmt":
         return _permute, (TYPES["b32"],) * 3
+    if name == "selp":
+        return (lambda a, b, chosen: np.where(chosen, a, b)), (TYPES[kind],) * 2 + (TYPES["pred"],)
     words = set(instruction.opcode[1:-1])
     if name in ("mul", "mad") and words & {"wide", "hi"}:
         return _widened(instruction)
-    if kind == "pred" and name in _LOGICAL:
-        return _LOGICAL[name], (TYPES["pred"],) * count
     packed = kind in ("bf16x2", "f16x2")
     if packed or kind in _FLOATS:
         return _float(instruction, kind.removesuffix("x2"), packed, words, count)
-    if kind not in TYPES or name not in _INTEGER:
-        return None
-    if words - {"lo"}:
+    if kind not in TYPES or name not in _INTEGER or words - {"lo"}:
         raise instruction.unknown()
     types = [TYPES[kind]] * count
     for place in _COUNTS.get(name, ()):
@@ -173,7 +114,7 @@ def _float(instruction: Instruction, kind: str, packed: bool, words: set[str], c
     name = instruction.name
     table = {"f32": _SINGLE, "f64": _FLOAT}.get(kind, _HALF)
     if name not in table:
-        return None
+        raise instruction.unknown()
     if words - {"rn", "approx", "full", "ftz"}:
         raise instruction.unknown()
     function = _flushed(table[name]) if "ftz" in words else table[name]
@@ -212,15 +153,17 @@ def join_halves(low, high):
 
 def _widened(instruction: Instruction):
     """Return mul and mad of which the result is twice as wide, or its high half."""
-    dtype = TYPES[instruction.type]
+    dtype, adds = TYPES[instruction.type], instruction.name == "mad"
     if "hi" in instruction.opcode:
-        if instruction.name != "mul":
+        if adds:
             raise instruction.unknown()
-        return _high, (dtype, dtype)
+        exact = functools.partial(np.asarray, dtype=object)  # Python's numbers
+        high = lambda a, b: (exact(a) * exact(b) >> 8 * dtype.itemsize).astype(dtype)  # noqa: E731
+        return high, (dtype, dtype)
     wide = np.dtype(f"{dtype.kind}{2 * dtype.itemsize}")
-    if instruction.name == "mul":
-        return (lambda a, b: a.astype(wide) * b.astype(wide)), (dtype, dtype)
-    return (lambda a, b, c: a.astype(wide) * b.astype(wide) + c), (dtype, dtype, wide)
+    if adds:
+        return (lambda a, b, c: a.astype(wide) * b.astype(wide) + c), (dtype, dtype, wide)
+    return (lambda a, b: a.astype(wide) * b.astype(wide)), (dtype, dtype)
 
 
 def _permute(a, b, selector):

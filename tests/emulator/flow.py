@@ -11,70 +11,41 @@ from tests.emulator.ptx import Instruction, Program
 
 
 def jump(instruction: Instruction, program: Program):
-    """Return the step of a bra, ret or exit, which parts the blocks that go different ways."""
-    ends = instruction.name != "bra"
-    to = len(program.instructions)
-    if not ends:
-        label = instruction.operands[0]
-        if label not in program.labels:
-            raise instruction.unknown("jumps to a label that is not there")
-        to = program.labels[label]
-    if not instruction.guard:
-
-        def jump(g: Group) -> None:
-            g.at = to
-
-        return jump
-    guard, negated = reader(instruction.guard, TYPES["pred"]), instruction.negated
-
-    def branch(g: Group) -> Group | None:
-        taken = ~guard(g) if negated else guard(g)
-        if taken.shape[1] > 1:
-            first = taken[:, :1]
-            if (taken != first).any():
-                block, thread = np.argwhere(taken != first)[0]
-                raise DivergentBranchError(
-                    f"{instruction.text!r}: threads 0 and {thread} of block "
-                    f"{g.ids[min(block, len(g.ids) - 1)]} go different ways"
-                )
-            taken = first
-        taken = np.broadcast_to(taken[:, 0], (len(g.ids),))
-        if taken.all():
-            g.at = to
-        elif taken.any():
-            other = g.split(taken)
-            other.at = to
-            return other
-        return None
-
-    return branch
+    """Return the step of a bra, brx, ret or exit, which parts the blocks that go different ways."""
+    name, guard = instruction.name, instruction.guard
+    if name == "brx":  # to one of several labels, by a number
+        if guard:
+            raise instruction.unknown("is run by some threads only")
+        number = reader(instruction.operands[0], TYPES["u32"])
+        labels = program.targets[instruction.operands[1]]
+        places = np.array([program.labels[label] for label in labels])
+        return lambda g: _go(g, places[_of_blocks(g, number(g), instruction)])
+    to = program.labels[instruction.operands[0]] if name == "bra" else len(program.instructions)
+    if not guard:
+        return lambda g: _go(g, np.array([to]))
+    taken, negated = reader(guard, TYPES["pred"]), instruction.negated
+    return lambda g: _go(g, np.where(_of_blocks(g, taken(g) != negated, instruction), to, g.at))
 
 
-def jump_by_number(instruction: Instruction, program: Program):
-    """Return the step of a brx, which jumps to one of several labels."""
-    index, listed = instruction.operands
-    labels = program.targets.get(listed)
-    if labels is None or instruction.guard:
-        raise instruction.unknown("jumps to labels that are not there, or under a guard")
-    read = reader(index, TYPES["u32"])
-    places = np.array([program.labels[label] for label in labels])
+def _go(g: Group, places) -> list[Group]:
+    """Go on at the first of the places of the blocks; return those that go on elsewhere."""
+    others = []
+    for place in np.unique(places)[1:]:
+        others.append(g.split(places == place))
+        others[-1].at = int(place)
+        places = places[places != place]
+    g.at = int(places[0])
+    return others
 
-    def jump(g: Group) -> Group | None:
-        number = np.broadcast_to(read(g), g.shape)
-        if (number != number[:, :1]).any() or (number >= len(places)).any():
-            raise DivergentBranchError(
-                f"{instruction.text!r}: threads of a block go different ways, or nowhere"
-            )
-        to = places[number[:, 0]]
-        there = to == to[0]
-        other = None
-        if not there.all():  # they come here again, and part again
-            other = g.split(~there)
-            other.at = g.at - 1
-        g.at = int(to[0])
-        return other
 
-    return jump
+def _of_blocks(g: Group, value: np.ndarray, instruction: Instruction) -> np.ndarray:
+    """Return what all threads of a block have, [blocks]."""
+    differs = value != value[:, :1]
+    if differs.any():
+        block, thread = np.argwhere(differs)[0]
+        who = f"threads 0 and {thread} of block {g.ids[block]}"
+        raise DivergentBranchError(f"{instruction.text!r}: {who} go different ways")
+    return np.broadcast_to(value[:, 0], len(g.ids))
 
 
 def barrier(instruction: Instruction, program: Program):

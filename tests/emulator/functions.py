@@ -40,38 +40,28 @@ def emulate(function, *args, target: str = "sm_90", mend=None, precision: str = 
     `mend` changes the PTX text of a kernel, to see the EmulationError that it raises. `precision`
     is that of the kernels' matmuls of float32, by the name of `jax.default_matmul_precision`.
     """
-    shapes: list = []
-
-    def flat(*args):
-        found = function(*args)
-        shapes.append(jax.tree.structure(found))
-        return jax.tree.leaves(found)
-
     with jax.default_matmul_precision(precision):
-        jaxpr = jax.make_jaxpr(flat)(*args)
+        jaxpr, out = jax.make_jaxpr(function, return_shape=True)(*args)
     run = functools.partial(run_launch, target=target, mend=mend)
     results = evaluate(jaxpr.jaxpr, jaxpr.consts, jax.tree.leaves(args), run)
-    return jax.tree.unflatten(shapes[-1], results)
+    return jax.tree.unflatten(jax.tree.structure(out), results)
 
 
 def run_launch(launch: Launch, target: str, mend=None) -> list[np.ndarray]:
     """Return the outputs of a kernel."""
-    machine = _machine(launch.spec, target) if mend is None else _mended(launch.spec, target, mend)
-    spec, warps = launch.spec, machine.program.warps
+    machine = (_machine.__wrapped__ if mend else _machine)(launch.spec, target, mend)
+    spec, aliased = launch.spec, {output: place for place, output in launch.aliases}
     inputs = [
         Array.input(f"input {n} ({t})", np.asarray(a))
         for n, (a, t) in enumerate(zip(launch.arrays, spec.input_types, strict=True))
     ]
     results, outputs = [], []
-    aliased = {output: place for place, output in launch.aliases}
     for n, (shape, dtype) in enumerate(zip(launch.shapes, spec.output_dtypes, strict=True)):
-        if n in aliased:  # what an earlier kernel began
-            values = np.array(launch.arrays[aliased[n]])
-        else:
-            values = poison(shape, jnp.dtype(dtype))
+        begun = n in aliased  # by an earlier kernel
+        values = np.array(launch.arrays[aliased[n]]) if begun else poison(shape, jnp.dtype(dtype))
         results.append(values)
-        outputs.append(Array.output(f"output {n} ({dtype})", values, warps))
-        if n in aliased:
+        outputs.append(Array.output(f"output {n} ({dtype})", values, machine.program.warps))
+        if begun:
             inputs[aliased[n]] = outputs[n]
     machine.run([*inputs, *launch.scalars, *outputs], launch.grid)
     return results
@@ -81,21 +71,14 @@ def _require_whole(arrays, what: str) -> None:
     """Refuse outputs of kernels of which an element was never written."""
     for array in arrays:
         if isinstance(array, np.ndarray) and (missing := int(is_poison(array).sum())):
-            raise NeverWrittenError(
-                f"{missing} of {array.size} elements of a kernel's output {array.shape} were never "
-                f"written, and {what}"
-            )
+            which = f"{missing} of {array.size} elements of a kernel's output {array.shape}"
+            raise NeverWrittenError(f"{which} were never written, and {what}")
 
 
 @functools.lru_cache(maxsize=64)
-def _machine(spec: KernelSpec, target: str) -> Machine:
+def _machine(spec: KernelSpec, target: str, mend=None) -> Machine:
     kernel = compile_kernel(spec, target)
-    return Machine(kernel.assembly, kernel.shared_bytes)
-
-
-def _mended(spec: KernelSpec, target: str, mend) -> Machine:
-    kernel = compile_kernel(spec, target)
-    return Machine(mend(kernel.assembly), kernel.shared_bytes)
+    return Machine(mend(kernel.assembly) if mend else kernel.assembly, kernel.shared_bytes)
 
 
 def evaluate(jaxpr: Jaxpr, consts, args, run):

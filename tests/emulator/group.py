@@ -22,9 +22,8 @@ class Group:
     program: ptx.Program
     blocks: np.ndarray  # coordinates in the grid, [blocks, 3]
     ids: np.ndarray  # their numbers, [blocks]
-    grid: tuple[int, int, int]
-    shared: object  # the shared memory of each block, a `memory.Shared`
-    memory: object  # the arrays, a `memory.Global`
+    rows: np.ndarray  # where the shared memory of each is in that of all
+    memory: object  # the arrays, a `memory.Memory`
     registers: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     notes: tuple = (0, -1)  # of who observes the accesses
     at: int = 0  # the next instruction
@@ -50,8 +49,7 @@ class Group:
 
     def split(self, chosen: np.ndarray) -> Group:
         """Take the blocks where `chosen` [blocks] is true out of this group, as a new one."""
-        other = self._only(chosen)
-        rest = self._only(~chosen)
+        other, rest = self._only(chosen), self._only(~chosen)
         for field in dataclasses.fields(self):
             setattr(self, field.name, getattr(rest, field.name))
         return other
@@ -66,6 +64,6 @@ class Group:
             self,
             blocks=self.blocks[chosen],
             ids=self.ids[chosen],
-            shared=self.shared.only(chosen),
+            rows=self.rows[chosen],
             registers={name: part(a) for name, a in self.registers.items()},
         )

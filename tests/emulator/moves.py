@@ -70,14 +70,6 @@ def pure(target: str, reads, function):
     return step
 
 
-def choose(instruction: Instruction):
-    """Return the step of a selp."""
-    target, *sources = instruction.operands
-    dtypes = (TYPES[instruction.type],) * 2 + (TYPES["pred"],)
-    reads = [reader(s, dtype) for s, dtype in zip(sources, dtypes, strict=True)]
-    return pure(target, reads, lambda a, b, chosen: np.where(chosen, a, b))
-
-
 def compare(instruction: Instruction):
     """Return the step of a setp."""
     words, (target, *sources) = instruction.opcode, instruction.operands

@@ -9,12 +9,14 @@ import re
 from tests.emulator.errors import UnknownInstructionError
 
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\((.*?)\)(.*?)\{", re.DOTALL)
-_PARAMETER = re.compile(r"\.param\s+\.(\w+)(?:\s+\.ptr[^,]*?)?\s+([\w$]+)\s*(?:,|$)")
+_PARAMETER = re.compile(r"\.param\s+\.\w+(?:\s+\.ptr[^,]*?)?\s+([\w$]+)\s*(?:,|$)")
 _STATEMENT = re.compile(r"(?:@(!?)(%[\w.]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.DOTALL)
 _DIRECTIVES = (".reg", ".pragma", ".loc", ".file", ".maxn", ".minn", ".reqn", ".section")
 
+# blocks of inline assembly have braces of their own, on lines of their own or around registers
 _LOCAL = re.compile(r"\{\s*\.reg\s+\.(\w+)\s+([a-z]\w*)\s*;((?:[^{}]|\{[^{}]*\})*)\}")
 _TARGETS = ".branchtargets"
+JUMPS, BARRIERS = ("bra", "brx", "ret", "exit"), ("bar", "barrier")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +37,21 @@ class Instruction:
     def type(self) -> str:
         return self.opcode[-1]
 
+    @property
+    def loads(self) -> bool:
+        return self.name in ("ld", "ldmatrix")
+
+    @property
+    def is_memory(self) -> bool:
+        """Whether it reads or writes global or shared memory."""
+        return (self.loads and self.opcode[1] != "param") or self.name in ("st", "stmatrix")
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The registers that it writes."""
+        none = self.name in (*JUMPS, *BARRIERS, "st", "stmatrix")
+        return () if none else registers(*self.operands[:1])
+
     def unknown(self, what: str = "is not emulated") -> UnknownInstructionError:
         """Return the error for an instruction that the emulator does not run."""
         return UnknownInstructionError(f"instruction {self.text!r} {what}")
@@ -45,12 +62,11 @@ class Program:
     """A kernel."""
 
     name: str
-    parameters: tuple[tuple[str, str], ...]  # (type, name) of each, in order
+    parameters: list[str]  # their names, in order
     threads: int  # of a block
-    instructions: tuple[Instruction, ...]
+    instructions: list[Instruction]
     labels: dict[str, int]  # the instruction that each label stands before
     targets: dict[str, tuple[str, ...]]  # the labels in each list of an indirect branch
-    target: str  # the architecture, say "sm_90a"
 
     @property
     def warps(self) -> int:
@@ -61,26 +77,14 @@ def parse(text: str) -> Program:
     """Return the one kernel of a PTX text."""
     text = re.sub(r"//.*$", "", text, flags=re.MULTILINE)
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
-    entries = list(_ENTRY.finditer(text))
-    if len(entries) != 1:
-        raise UnknownInstructionError(
-            f"a text of one kernel is wanted, this one has {len(entries)} kernels"
-        )
-    entry = entries[0]
+    [entry] = _ENTRY.finditer(text)
     name, parameters, directives = entry.groups()
     threads = re.search(r"\.(?:req|max)ntid\s+([\d\s,]+)", directives)
     if threads is None:
         raise UnknownInstructionError(f"kernel {name} does not say how many threads a block has")
-    instructions, labels, targets = _statements(_body(text, entry.end()))
-    return Program(
-        name,
-        tuple((kind, p) for kind, p in _PARAMETER.findall(re.sub(r"\s+", " ", parameters).strip())),
-        math.prod(int(n) for n in threads[1].split(",")),
-        tuple(instructions),
-        labels,
-        targets,
-        re.search(r"^\s*\.target\s+(\w+)", text, re.MULTILINE)[1],
-    )
+    names = _PARAMETER.findall(" ".join(parameters.split()))
+    block = math.prod(int(n) for n in threads[1].split(","))
+    return Program(name, names, block, *_statements(_body(text, entry.end())))
 
 
 def _body(text: str, start: int) -> str:
@@ -98,7 +102,6 @@ def _statements(body: str):
     instructions: list[Instruction] = []
     labels: dict[str, int] = {}
     targets: dict[str, tuple[str, ...]] = {}
-    # blocks of inline assembly have braces of their own, on lines of their own or around registers
     body = _LOCAL.sub(_inlined, body)
     body = re.sub(r"^\s*[{}]\s*$", "", body, flags=re.MULTILINE)
     for statement in body.split(";"):
@@ -131,15 +134,35 @@ def _instruction(statement: str) -> Instruction:
 
 def _operands(text: str) -> tuple[str, ...]:
     """Return operands between commas, of which those in braces and brackets count for nothing."""
-    found, depth, start = [], 0, 0
-    for place, letter in enumerate(text):
-        depth += (letter in "[{") - (letter in "]}")
-        if letter == "," and depth == 0:
-            found.append(text[start:place].strip())
-            start = place + 1
-    return (*found, text[start:].strip()) if text[start:].strip() else tuple(found)
+    parts = re.findall(r"(?:\{[^}]*\}|\[[^\]]*\]|[^,])+", text)
+    return tuple(part.strip() for part in parts if part.strip())
 
 
 def members(operand: str) -> list[str]:
     """Return the registers of "{%r1, %r2}"; the one register of what has no braces."""
     return [part.strip() for part in operand.strip("{} ").split(",")]
+
+
+def registers(*operands: str) -> tuple[str, ...]:
+    """Return the registers that some operands name."""
+    return tuple(name for o in operands for name in re.findall(r"%[a-z]+\d+", o))
+
+
+def deciding(program: Program) -> set[str]:
+    """Return the registers that addresses, guards of accesses, and branches depend on.
+
+    Whatever writes one of them, anywhere, counts: the order of instructions is not looked at.
+    """
+    needed: set[str] = set()
+    for i in program.instructions:
+        if i.is_memory:
+            needed |= {*registers(i.operands[1 if i.loads else 0], i.guard)}
+        elif i.name in ("bra", "brx"):
+            needed |= {*registers(*i.operands, i.guard)}
+    before = None
+    while before != len(needed):
+        before = len(needed)
+        for i in program.instructions:
+            if not needed.isdisjoint(i.targets):
+                needed |= {*registers(*i.operands[1:], i.guard)}
+    return needed

@@ -36,33 +36,20 @@ def unchecked(monkeypatch):
     monkeypatch.setattr(_edges, "_check_order", lambda *_: None)
 
 
-def structs(operands):
-    """Return the shapes of operands of a form, each of `MANY` rows."""
-    return [jax.ShapeDtypeStruct((MANY, o.size), jnp.float32) for o in operands]
-
-
-def last_edge(rows: int = MANY) -> Edges:
+def last_edge() -> Edges:
     """Return a graph of which only the last edge is looked at, from its last node to that node.
 
     Pages of these arrays that nobody touches take no memory.
     """
-    ends, pointers = np.zeros(rows, np.int32), np.zeros(rows + 1, np.int32)
-    ends[-1], pointers[-2:] = rows - 1, (rows - 1, rows)
-    return Edges(ends, ends, ends, pointers, ends, pointers, rows)
-
-
-def last_set(rows: int) -> np.ndarray:
-    """Return indices of sets of weights, of which the last row has the last set."""
-    index = np.zeros(rows, np.int32)
-    index[-1] = SETS - 1
-    return index
+    ends, pointers = np.zeros(MANY, np.int32), np.zeros(MANY + 1, np.int32)
+    ends[-1], pointers[-2:] = MANY - 1, (MANY - 1, MANY)
+    return Edges(ends, ends, ends, pointers, ends, pointers, MANY)
 
 
 def product(order: str, on_graph: bool, rows_only: bool = False):
     """Return a function of an order of a product, and its arguments.
 
-    Args:
-      rows_only: whether only gradients of rows are wanted, so that nothing is summed over edges.
+    With `rows_only`, only gradients of rows are wanted, so that nothing is summed over edges.
     """
     found = products.tensor_product(
         e3nn.Irreps("64x0e"), e3nn.Irreps("0e"), None, "component", weighted=True, on_graph=on_graph
@@ -70,13 +57,12 @@ def product(order: str, on_graph: bool, rows_only: bool = False):
     form = derivatives(found.form)[order]
     if rows_only:
         form = form.restrict(tuple(o.index is Index.ROW for o in form.outputs))
-    if not on_graph:
-        return lambda *a: forms.evaluate(form, a, backend="triton"), structs(form.inputs)
 
     def function(edges, *a):
         return forms.evaluate(form, a, edges, backend="triton")
 
-    return function, [last_edge(), *structs(form.inputs)]
+    arrays = [jax.ShapeDtypeStruct((MANY, o.size), jnp.float32) for o in form.inputs]
+    return function, [last_edge() if on_graph else None, *arrays]
 
 
 def linear(order: str, rows: int = MANY, num_sets: int = 0):
@@ -85,36 +71,30 @@ def linear(order: str, rows: int = MANY, num_sets: int = 0):
     found = linears.linear(irreps, (False,), irreps, num_sets=num_sets).linear_form
     form = derivatives(found)[order]
     arrays = [jax.ShapeDtypeStruct(form.shape(o, rows), jnp.float32) for o in form.inputs]
+    index = np.zeros(rows, np.int32) if num_sets else None
+    if num_sets:
+        index[-1] = num_sets - 1
 
     def function(index, *arrays):
         return forms.evaluate_linear(form, list(arrays), index, rows, "triton")
 
-    return function, [last_set(rows) if num_sets else None, *arrays]
+    return function, [index, *arrays]
 
 
-def fused(rows: int = MANY, edges: Edges | None = None, **fields):
-    """Return a fused op over rows or on a graph, and its arguments.
-
-    Args:
-      fields: of the op.
-    """
+def fused(edges: Edges | None = None, **fields):
+    """Return a fused op with these fields over rows or on a graph, and its arguments."""
     irreps_y = e3nn.Irreps("64x0e" if fields.get("channelwise") else "0e")
+    module = TensorProductLinear("64x0e", backend="triton", fused="always", **fields)
 
-    def call(method, backend, params, key, x, y, edges):
-        module = TensorProductLinear("64x0e", backend=backend, fused="always", **fields)
-        first = [key] if method == "init" else [params]
-        x, y = e3nn.IrrepsArray("64x0e", x), e3nn.IrrepsArray(irreps_y, y)
-        return getattr(module, method)(*first, x, y, None, edges)
-
-    x, y = (jax.ShapeDtypeStruct((rows, n), jnp.float32) for n in (64, irreps_y.dim))
-    params = jax.eval_shape(
-        lambda x, y: call("init", "triton", None, jax.random.key(0), x, y, edges), x, y
-    )
+    def rows(x, y):
+        return e3nn.IrrepsArray("64x0e", x), e3nn.IrrepsArray(irreps_y, y)
 
     def function(params, x, y, edges):
-        return call("apply", "triton", params, None, x, y, edges).array
+        return module.apply(params, *rows(x, y), None, edges).array
 
-    return function, [params, x, y, edges]
+    x, y = (jax.ShapeDtypeStruct((MANY, n), jnp.float32) for n in (64, irreps_y.dim))
+    init = lambda x, y: module.init(jax.random.key(0), *rows(x, y), None, edges)  # noqa: E731
+    return function, [jax.eval_shape(init, x, y), x, y, edges]
 
 
 def cotangents_of_nodes():
@@ -169,7 +149,6 @@ def last_programs(launch) -> dict[str, int]:
 
     def inside(instruction, space, access):
         if space == "global" and (access.mask is None or access.mask.any()):
-            access.spread()
             array, offsets = access.group.memory.find(access)
             element = int(access.active(offsets).max()) // array.itemsize
             touched[array.name] = max(touched.get(array.name, 0), element)

@@ -41,6 +41,7 @@ class Case:
       says: a part of the report.
       second: whether derivatives of the gradients are compared too.
       whole: whether every layer that can be is one op, whatever is fastest.
+      slow: whether only `--run-slow` checks it: it is like another, but for a number or a function.
       followed: the function that follows the advice in `says`.
       same: whether that is the same network.
       tolerance: of the largest element, in float64.
@@ -51,6 +52,7 @@ class Case:
     says: str = ""
     second: bool = False
     whole: bool = False
+    slow: bool = False
     followed: Callable | None = None
     same: bool = True
     tolerance: float = 1e-12
@@ -119,6 +121,10 @@ def messages_of(message):
     return layer(message=lambda m, w, p: message(weighted(m, w), w, p))
 
 
+def each_message(function):
+    return messages_of(lambda m, *_: each(function, m))
+
+
 def nodes_of(nodes):
     return layer(nodes=lambda m, x, w, p: nodes(summed(m), x, w, p))
 
@@ -126,11 +132,17 @@ def nodes_of(nodes):
 PLAIN = layer()
 
 
-def filtered(rows, y, w, before=None, keep="0e+1o"):
-    """Sum a product, beside other rows, where it keeps some irreps."""
-    m = e3nn.tensor_product(rows, y, filter_ir_out=keep)
-    m = m if before is None else e3nn.concatenate([before, m]).regroup()
-    return summed(weighted(m, w[:, : m.irreps.num_irreps]))
+def beside(before=None, rows=lambda x, p: x[SENDERS], edges=lambda y: y, keep="0e+1o"):
+    """Return a sum of a product that keeps some irreps, beside other rows."""
+
+    def function(x, y, w, p):
+        pair = rows(x, p), edges(y)
+        others = [] if before is None else [before(x, p)]
+        m = e3nn.tensor_product(*pair, filter_ir_out=keep)
+        m = e3nn.concatenate([*others, m]).regroup() if others else m
+        return summed(weighted(m, w))
+
+    return function
 
 
 def on_an_axis(x, y, w, p):
@@ -192,13 +204,15 @@ def key_behind(n, *_):
     return n * jax.vmap(lambda k: jax.random.uniform(k, (1,)))(keys)
 
 
+def gathered_linear(x, p):
+    return linear(x, p)[SENDERS]
+
+
 GRAPHS = {
     "plain": Case(PLAIN, second=True),
     "weights of all edges": Case(layer(message=lambda m, w, p: m * w[0])),
     "mask": Case(messages_of(lambda m, *_: where(m * MASK[:, None], MASK)), second=True),
-    "mask, other way": Case(
-        messages_of(lambda m, *_: each(lambda a: jnp.where(MASK[:, None], 0.0, a), m))
-    ),
+    "mask, other way": Case(each_message(lambda a: jnp.where(MASK[:, None], 0.0, a))),
     "at.add": Case(
         layer(nodes=lambda m, x, w, p: e3nn.zeros(m.irreps, (NODES,)).at[RECEIVERS].add(m))
     ),
@@ -206,40 +220,27 @@ GRAPHS = {
         layer(nodes=lambda m, x, w, p: jnp.ones((NODES, PRODUCT.dim)).at[RECEIVERS].add(m.array)),
         second=True,
     ),
-    "chunks": Case(
-        lambda x, y, w, p: filtered(
-            linear(x, p)[SENDERS], y, w, linear(x, p)[SENDERS].filter("0e+1o")
-        )
-    ),
+    "chunks": Case(beside(lambda *of: gathered_linear(*of).filter("0e+1o"), rows=gathered_linear)),
     "sliced before": Case(
-        lambda x, y, w, p: summed(
-            weighted(
-                e3nn.tensor_product(
-                    e3nn.concatenate([x.filter("0e")[SENDERS], x.filter("1o")[SENDERS]]), y
-                ),
-                w,
-            )
-        )
+        rows_of(lambda x, *_: e3nn.concatenate([x.filter("0e")[SENDERS], x.filter("1o")[SENDERS]]))
     ),
-    "part beside": Case(lambda x, y, w, p: filtered(x[SENDERS], y, w, x.filter("1o")[SENDERS])),
+    "part beside": Case(beside(lambda x, p: x.filter("1o")[SENDERS])),
     "scalars only": Case(
-        lambda x, y, w, p: filtered(
-            x[SENDERS], y.filter("1o"), w, x[SENDERS].filter("0e"), keep="0e"
-        )
+        beside(lambda x, p: x[SENDERS].filter("0e"), edges=lambda y: y.filter("1o"), keep="0e")
     ),
-    "one before y": Case(layer(edges=with_a_one)),
+    "one before y": Case(layer(edges=with_a_one), slow=True),
     "one alone": Case(
-        lambda x, y, w, p: filtered(x.filter("0e")[SENDERS], with_a_one(y), w, keep="0e")
+        beside(rows=lambda x, p: x.filter("0e")[SENDERS], edges=with_a_one, keep="0e")
     ),
     "channels on an axis": Case(on_an_axis),
-    "weighted on an axis": Case(weighted_on_an_axis),
+    "weighted on an axis": Case(weighted_on_an_axis, slow=True),
     "other order": Case(rows_of(in_other_order)),
     "difference": Case(rows_of(lambda x, w, p: x[SENDERS] - 2.0 * x[RECEIVERS])),
     "receivers alone": Case(rows_of(lambda x, w, p: x[RECEIVERS])),
     "mapped back": Case(
         layer(nodes=lambda m, x, w, p: summed(m, size=None, map_back=True)),
     ),
-    "other count": Case(layer(nodes=lambda m, x, w, p: summed(m, size=NODES + 2))),
+    "other count": Case(layer(nodes=lambda m, x, w, p: summed(m, size=NODES + 2)), slow=True),
     "edge scalars": Case(rows_of(edge_scalars)),
     "clip, clip": Case(of_range("clip", mode="clip")),
     "clip, drop": Case(of_range("drop", mode="clip")),
@@ -281,9 +282,9 @@ MOVED = {
 """What becomes one where a Linear of gathered rows is one of nodes."""
 
 
-def rounded(m, w, p):
-    """Round messages, or sum them in another dtype, before they are summed."""
-    return each(lambda a: a.astype(jnp.float32).astype(a.dtype), m)
+def alone(function, says="", **options):
+    """Return the case of a function that stays as it is."""
+    return Case(function, (WRITTEN,), says, **options)
 
 
 def several_ends(x, y, w, p):
@@ -323,65 +324,56 @@ def of_graphs(x, y, w, p):
 GATHER = "gather the features of nodes inside of the function, as x[senders], and behind"
 HALF = jnp.bfloat16
 ALONE = {
-    "several index arrays": Case(several_ends, (WRITTEN,), "several index arrays"),
-    "times itself": Case(
-        messages_of(lambda m, *_: each(lambda a: a * a, m)), (WRITTEN,), "multiplied with itself"
-    ),
-    "rolled": Case(
-        messages_of(lambda m, *_: each(lambda a: jnp.roll(a, 1, 0), m)), (WRITTEN,), "no product"
-    ),
-    "largest": Case(
+    "several index arrays": alone(several_ends, "several index arrays"),
+    "times itself": alone(each_message(lambda a: a * a), "multiplied with itself"),
+    "rolled": alone(each_message(lambda a: jnp.roll(a, 1, 0)), "no product"),
+    "largest": alone(
         layer(nodes=lambda m, *_: jnp.maximum(jax.ops.segment_max(m.array, RECEIVERS, NODES), -9)),
-        (WRITTEN,),
         "go to scatter-max, not to a sum",
     ),
-    "rounded": Case(messages_of(rounded), (WRITTEN,), "convert_element_type between"),
-    "tanh": Case(messages_of(lambda m, *_: each(jnp.tanh, m)), (WRITTEN,), "(tanh between them)"),
-    "read elsewhere": Case(read_elsewhere, (GRAPH, WRITTEN), "its rows are read elsewhere too"),
-    "no sum": Case(
-        lambda *a: read_elsewhere(*a)[1], (WRITTEN,), "its rows go to the result, not to a sum"
+    "rounded": alone(  # before they are summed
+        each_message(lambda a: a.astype(jnp.float32).astype(a.dtype)),
+        "convert_element_type between",
     ),
+    "tanh": alone(each_message(jnp.tanh), "(tanh between them)"),
+    "read elsewhere": Case(read_elsewhere, (GRAPH, WRITTEN), "its rows are read elsewhere too"),
+    "no sum": alone(lambda *a: read_elsewhere(*a)[1], "its rows go to the result, not to a sum"),
     "no product": Case(
         lambda x, y, w, p: each(jnp.sin, x), (), "no ops.tensor_product is in the trace, but 1 sin"
     ),
-    "converted": Case(
+    "converted": alone(
         messages_of(lambda m, w, p: m.astype(HALF)),
-        (WRITTEN,),
         "convert after the sum",
         followed=nodes_of(lambda n, x, w, p: n.astype(HALF)),
         same=False,
         tolerance=2**-7,
     ),
-    "computed of gathered rows": Case(
+    "computed of gathered rows": alone(
         rows_of(lambda x, w, p: each(jnp.tanh, x[SENDERS])),
-        (WRITTEN,),
         GATHER,
         followed=rows_of(lambda x, w, p: each(jnp.tanh, x)[SENDERS]),
     ),
-    "not gathered": Case(
+    "not gathered": alone(
         rows_of(lambda x, w, p: each(lambda a: jnp.concatenate([a] * 3)[:EDGES], x)),
-        (WRITTEN,),
         GATHER,
         followed=rows_of(lambda x, w, p: x[np.arange(EDGES) % NODES]),
     ),
-    "weights of nodes": Case(
+    "weights of nodes": alone(
         messages_of(lambda m, w, p: m * w[:NODES, :1][SENDERS]),
-        (WRITTEN,),
         "multiply the features of nodes with them before the gather",
         followed=rows_of(lambda x, w, p: (x * w[:NODES, :1])[SENDERS]),
     ),
-    "weights of components": Case(
-        messages_of(lambda m, *_: each(lambda a: a * (jnp.arange(PRODUCT.dim) % 2), m)),
-        (WRITTEN,),
+    "weights of components": alone(
+        each_message(lambda a: a * (jnp.arange(PRODUCT.dim) % 2)),
         "give each irrep one weight",
         followed=messages_of(lambda m, *_: m * jnp.arange(1.0, 1 + PRODUCT.num_irreps)),
         same=False,
     ),
-    "Linear of filled rows": Case(filled(2.0), (WRITTEN,)),
-    "Linear of messages": Case(messages_of(lambda m, w, p: linear(m, p)), (WRITTEN,)),
-    "sum along an axis": Case(of_neighbours, (WRITTEN,)),
-    "one-hot": Case(one_hot, (WRITTEN,)),
-    "vmap over graphs": Case(of_graphs, (WRITTEN,)),
+    "Linear of filled rows": alone(filled(2.0)),
+    "Linear of messages": alone(messages_of(lambda m, w, p: linear(m, p))),
+    "sum along an axis": alone(of_neighbours),
+    "one-hot": alone(one_hot),
+    "vmap over graphs": alone(of_graphs),
 }
 """What stays as it is, and what the report says about it."""
 
@@ -416,21 +408,21 @@ ACTS = {"even_act": jax.nn.silu, "even_gate_act": jax.nn.silu, "odd_act": jnp.ta
 PLAIN_LINEAR = rows_alone(linear)
 LAYERS = {
     "rows": Case(PLAIN_LINEAR, (LAYER,), second=True, whole=True),
-    "indexed": Case(
+    "indexed": alone(
         rows_alone(lambda m, p: linear(m, p, X, jnp.arange(EDGES) % 2, num_indexed_weights=2)),
-        (WRITTEN,),
         "choose their weights by an index",
+        slow=True,
     ),
     "graph, skip": Case(nodes_of(with_a_skip), (GATED,), whole=True),
     "sum read elsewhere": Case(nodes_of(lambda n, x, w, p: (linear(n, p), n)), whole=True),
-    "weights of rows": Case(layer(nodes=lambda m, x, w, p: linear(m, p)), (WRITTEN,), whole=True),
+    "weights of rows": alone(layer(nodes=lambda m, x, w, p: linear(m, p)), whole=True),
     "gate": gated(e3nn.gate, second=True),
-    "other acts": gated(lambda z: e3nn.gate(z, **ACTS)),
-    "not normalised": gated(lambda z: e3nn.gate(z, normalize_act=False)),
-    "scalars": gated(e3nn.scalar_activation),
-    "sine": gated(lambda z: e3nn.gate(z, even_act=jnp.sin, normalize_act=False)),
+    "other acts": gated(lambda z: e3nn.gate(z, **ACTS), slow=True),
+    "not normalised": gated(lambda z: e3nn.gate(z, normalize_act=False), slow=True),
+    "scalars": gated(e3nn.scalar_activation, slow=True),
+    "sine": gated(lambda z: e3nn.gate(z, even_act=jnp.sin, normalize_act=False), slow=True),
     "own gate": gated(own_gate, (LAYER,)),
-    "scaled": gated(lambda z: e3nn.gate(2.0 * z), (LAYER,)),
+    "scaled": gated(lambda z: e3nn.gate(2.0 * z), (LAYER,), slow=True),
     "gate, read elsewhere": gated(lambda z: (e3nn.gate(z), z), (LAYER,)),
 }
 """What becomes one op of a product, a Linear and a gate."""
@@ -453,8 +445,12 @@ own_derivative.defjvp(lambda primals, tangents: (jnp.sin(primals[0]), 2.0 * tang
 
 CONTROL = {
     "scan": Case(scanned, second=True),
-    "loop": Case(lambda x, y, w, p: lax.fori_loop(0, 3, lambda _, x: step(x, y, w, p), x)),
-    "cond": Case(lambda x, *of: lax.cond(x.array[0, 0] > 0, step, lambda x, *of: x, x, *of)),
+    "loop": Case(
+        lambda x, y, w, p: lax.fori_loop(0, 3, lambda _, x: step(x, y, w, p), x), slow=True
+    ),
+    "cond": Case(
+        lambda x, *of: lax.cond(x.array[0, 0] > 0, step, lambda x, *of: x, x, *of), slow=True
+    ),
     "checkpoint": Case(lambda *a: jax.checkpoint(step)(*a)),
     "jit": Case(lambda *a: jax.jit(jax.jit(step))(*a)),
     "own derivative": Case(lambda *a: each(own_derivative, step(*a)), second=True),

@@ -33,9 +33,12 @@ def rows(x):
     return e3nn.IrrepsArray(X, x)
 
 
-def nodes(x, y, senders=SENDERS, receivers=RECEIVERS):
-    m = e3nn.tensor_product(rows(x)[senders], e3nn.IrrepsArray(Y, y))
+def summed(m, receivers=RECEIVERS):
     return e3nn.scatter_sum(m, dst=jnp.asarray(receivers), output_size=NODES)
+
+
+def nodes(x, y, senders=SENDERS, receivers=RECEIVERS):
+    return summed(e3nn.tensor_product(rows(x)[senders], e3nn.IrrepsArray(Y, y)), receivers)
 
 
 def cotangent(array):
@@ -70,6 +73,12 @@ def assert_alike(functions: dict, *arrays, ends=None, gradients=True):
         assert a.dtype == b.dtype
 
 
+def squared(scale):
+    for _ in range(60):  # each reads the one before it twice, which takes no time
+        scale = scale * scale
+    return scale
+
+
 def scalars(x, y):
     return nodes(x, y).filter("0e").array
 
@@ -90,6 +99,7 @@ ENERGIES = {
     "concatenated": lambda x, y: e3nn.mean(e3nn.concatenate([rows(x), nodes(x, y)]), axis=0).array,
     "less the mean": lambda x, y: (lambda a: (a - a.mean(0)) @ jnp.eye(3)[:, 0])(scalars(x, y)),
     "transposed": lambda x, y: scalars(x, y).T @ scalars(x, y),
+    "long chain": lambda x, y: nodes(x, y).array * squared(jnp.float64(1.0)),
 }
 
 
@@ -141,7 +151,7 @@ class Network(nn.Module):
         for _ in range(self.layers):
             m = (e3nn.scalar_activation(x) if not self.gate else x)[SENDERS]
             m = e3nn.concatenate([m, e3nn.tensor_product(m, y)]).regroup()
-            m = e3nn.scatter_sum(m, dst=jnp.asarray(RECEIVERS), output_size=NODES)
+            m = summed(m)
             x = e3nn.flax.Linear("3x0e+1o" if self.gate else X)(m / 2.0)
             x = e3nn.gate(x) if self.gate else x
         return x.array
@@ -183,8 +193,7 @@ def linear(m, w):
 def linears(x, y, w, ends):
     """Compute a Linear of gathered rows, and one of messages."""
     m = e3nn.tensor_product(linear(rows(x)[ends[0]], w), e3nn.IrrepsArray(Y, y))
-    m = linear(rows(m.array[:, : X.dim]), w)
-    return e3nn.scatter_sum(m, dst=ends[1], output_size=NODES).array
+    return summed(linear(rows(m.array[:, : X.dim]), w), ends[1]).array
 
 
 def test_padding_in_vmap_and_around_linears():
@@ -206,7 +215,7 @@ def test_filled_rows_of_dropped_edges_are_in_no_gradient():
 
     def function(x, y, w, ends):
         m = e3nn.tensor_product(rows(jnp.take(x, ends[0], axis=0)), e3nn.IrrepsArray(Y, y))
-        n = e3nn.scatter_sum(m, dst=ends[1], output_size=NODES)
+        n = summed(m, ends[1])
         return linear(rows(n.array[:, : X.dim]), w).array
 
     ends, w = jnp.asarray(PADDING["both N"]), jnp.eye(2)
@@ -219,22 +228,24 @@ def test_filled_rows_of_dropped_edges_are_in_no_gradient():
     )
 
 
-def test_arguments_of_numpy_are_numbers():
-    x = jnp.arange(3.0)
-    functions = [
+@pytest.mark.parametrize(
+    ("function", "given"),
+    [
         (lambda x, n: jnp.repeat(x, n), np.array([1, 2, 3])),
         (lambda x, n: x * int(n.sum()), np.array([1, 2])),
         (lambda x, n: x if n else -x, np.array(False)),
         (lambda x, n: x * int(n.sum()), jnp.array([1, 2])),  # as it runs without `fuse`
         (lambda x, n: (n * 2.5, x), np.ones(2, np.float32)),
-    ]
-    for function, argument in functions:
-        for given in (argument, argument + 1) if argument.dtype != bool else (argument, ~argument):
-            found, expected = ops.fuse(function)(x, given), function(x, given)
-            for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-                assert type(a) is type(b)
-                assert a.dtype == b.dtype
-                np.testing.assert_array_equal(a, b)
+    ],
+)
+def test_arguments_of_numpy_are_numbers(function, given):
+    x, other = jnp.arange(3.0), ~given if given.dtype == bool else given + 1
+    for argument in (given, other):
+        found, expected = ops.fuse(function)(x, argument), function(x, argument)
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            assert type(a) is type(b)
+            assert a.dtype == b.dtype
+            np.testing.assert_array_equal(a, b)
 
 
 def test_filter_of_an_iterator():
@@ -251,8 +262,7 @@ def test_linear_of_a_sum_of_another_dtype(scale):
 
     def function(x, y):
         m = ops.tensor_product(rows(x)[SENDERS], e3nn.IrrepsArray(Y, y), filter_ir_out="0e")
-        n = e3nn.scatter_sum(m, dst=jnp.asarray(RECEIVERS), output_size=NODES)
-        n = n.astype(jnp.float32) / scale
+        n = summed(m).astype(jnp.float32) / scale
         return ops.linear(n, {"w[0,0] 3x0e,2x0e": jnp.eye(3, 2, dtype="float32")}, "2x0e").array
 
     x, y = (a.astype(jnp.bfloat16) for a in operands())
@@ -261,29 +271,17 @@ def test_linear_of_a_sum_of_another_dtype(scale):
     np.testing.assert_allclose(found, exact, atol=2**-7 * np.abs(exact).max())
 
 
-def test_long_chains_take_no_time():
-    def function(x, y):
-        x, scale = nodes(x, y).array, jnp.float64(1.0)
-        for _ in range(60):  # each reads the one before it twice
-            scale = scale * scale
-        return x * scale
-
-    x, y = operands()
-    np.testing.assert_allclose(ops.fuse(function, patch=True)(x, y), function(x, y), atol=1e-12)
-
-
-def test_one_end_is_known():
+@pytest.mark.parametrize("given", [np.asarray, jnp.asarray, jnp.flip])
+def test_one_end_is_known(given):
     """Indices of which one end is an array and the other is computed in the trace."""
-    x, y = operands()
-    for receivers in (RECEIVERS, jnp.asarray(RECEIVERS), jnp.flip(RECEIVERS)):
+    (x, y), receivers = operands(), given(RECEIVERS)
 
-        def function(x, y, receivers=receivers):
-            m = ops.tensor_product(rows(x)[SENDERS], e3nn.IrrepsArray(Y, y))
-            return jax.ops.segment_sum(m.array, receivers, NODES)
+    def function(x, y):
+        m = ops.tensor_product(rows(x)[SENDERS], e3nn.IrrepsArray(Y, y))
+        return jax.ops.segment_sum(m.array, receivers, NODES)
 
-        jaxpr = jax.make_jaxpr(ops.fuse(function))(x, y)
-        assert "out[receiver" in str(jaxpr)
-        np.testing.assert_allclose(ops.fuse(function)(x, y), function(x, y), atol=1e-12)
+    assert "out[receiver" in str(jax.make_jaxpr(ops.fuse(function))(x, y))
+    np.testing.assert_allclose(ops.fuse(function)(x, y), function(x, y), atol=1e-12)
 
 
 def failing(*args, **kwargs):
@@ -341,38 +339,36 @@ def test_check_compares_values_and_gradients(monkeypatch, capsys):
 SQUARE = e3nn.Irreps("4x0e")
 
 
-def square(x):
-    """Return sums of nodes, as many as each has numbers."""
-    m = ops.tensor_product(e3nn.IrrepsArray(SQUARE, x)[SENDERS], jnp.ones((EDGES, 1)))
-    return e3nn.scatter_sum(m, dst=jnp.asarray(RECEIVERS), output_size=NODES).array
+def square_messages(x):
+    return ops.tensor_product(e3nn.IrrepsArray(SQUARE, x)[SENDERS], jnp.ones((EDGES, 1)))
+
+
+def square_linear(x, w):
+    return ops.linear(x, {"w[0,0] 4x0e,4x0e": w}, SQUARE)
 
 
 def of_transposed(x, w):
-    parameters = {"w[0,0] 4x0e,4x0e": w}
-    return ops.linear(e3nn.IrrepsArray(SQUARE, square(x).T), parameters, SQUARE).array
+    """Transpose sums of nodes, which are as many as each has numbers."""
+    return square_linear(e3nn.IrrepsArray(SQUARE, summed(square_messages(x)).array.T), w).array
 
 
 def two_counts(x, w):
     """Gather parts of a row from arrays of different length by one index."""
     parts = [e3nn.IrrepsArray("2x0e", a)[SENDERS] for a in (x[:, :2], jnp.tile(w[:, :2], (2, 1)))]
     m = ops.tensor_product(e3nn.concatenate(parts).simplify(), jnp.ones((EDGES, 1)))
-    m = ops.linear(m, {"w[0,0] 4x0e,4x0e": w}, SQUARE)
-    return e3nn.scatter_sum(m, dst=jnp.asarray(RECEIVERS), output_size=NODES).array
+    return summed(square_linear(m, w)).array
 
 
 def by_nodes(x, w):
     """Multiply messages with a number of their senders behind a Linear."""
-    m = ops.tensor_product(e3nn.IrrepsArray(SQUARE, x)[SENDERS], jnp.ones((EDGES, 1)))
-    m = ops.linear(m, {"w[0,0] 4x0e,4x0e": w}, SQUARE) * w[SENDERS, :1]
-    return e3nn.scatter_sum(m, dst=jnp.asarray(RECEIVERS), output_size=NODES).array
+    return summed(square_linear(square_messages(x), w) * w[SENDERS, :1]).array
 
 
 def rounded(x, w):
     """Sum in a narrower dtype over channels, before the sum over edges."""
-    m = ops.tensor_product(e3nn.IrrepsArray(SQUARE, x)[SENDERS], jnp.ones((EDGES, 1))).array
-    m = jax.lax.dot_general(
-        m, jnp.eye(4), (((1,), (0,)), ((), ())), preferred_element_type="float32"
-    )
+    axes = (((1,), (0,)), ((), ()))
+    options = {"preferred_element_type": "float32"}
+    m = jax.lax.dot_general(square_messages(x).array, jnp.eye(4), axes, **options)
     return jax.ops.segment_sum(m.astype(x.dtype), RECEIVERS, NODES)
 
 

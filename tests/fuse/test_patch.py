@@ -23,12 +23,7 @@ from eqfuse.fuse.patch import REPLACED
 from tests.ops.parity import UNOPTIMIZED
 
 SENDERS, RECEIVERS = np.array([0, 1, 2, 0, 3]), np.array([1, 2, 0, 3, 0])
-OWN = {
-    "tensor_product": e3nn.tensor_product,
-    "flax": e3nn.flax.Linear,
-    "haiku": getattr(e3nn.haiku, "Linear", None),
-    "equinox": getattr(e3nn.equinox, "Linear", None),
-}
+OWN_LINEAR = getattr(e3nn.equinox, "Linear", None)
 
 
 def layer(linear, x, y):
@@ -46,12 +41,14 @@ def of_flax():
     return Network().init, Network().apply
 
 
-def of_haiku():
+def transformed(function):
+    """Return init and apply of a function with modules of Haiku."""
     hk = pytest.importorskip("haiku")
-    network = hk.without_apply_rng(
-        hk.transform(lambda x, y: layer(e3nn.haiku.Linear("3x0e+2x1o"), x, y))
-    )
-    return network.init, network.apply
+    return hk.without_apply_rng(hk.transform(function))
+
+
+def of_haiku():
+    return transformed(lambda x, y: layer(e3nn.haiku.Linear("3x0e+2x1o"), x, y))
 
 
 def of_equinox():
@@ -98,7 +95,7 @@ def test_code_without_a_changed_line_is_fused(framework):
         assert_e3nns_own()
         if framework is of_equinox:  # its Linear is ours already: e3nn's by the same key
             options = {"irreps_in": params.irreps_in, "irreps_out": "3x0e+2x1o"}
-            expected = layer(OWN["equinox"](**options, key=jax.random.key(2)), *operands())
+            expected = layer(OWN_LINEAR(**options, key=jax.random.key(2)), *operands())
         else:
             expected = jax.jit(apply, compiler_options=UNOPTIMIZED)(params, *operands())
         found = jax.jit(fused)(params, *operands())
@@ -211,6 +208,13 @@ def of_flat_weights_and_biases(x, y):
     return e3nn.utils.vmap(linear, in_axes=(None, 0))(jnp.arange(5.0), x)
 
 
+@functools.cache
+def linear_of_equinox():
+    pytest.importorskip("equinox")
+    key, irreps = jax.random.key(0), {"irreps_in": "2x1o", "irreps_out": "1o"}
+    return e3nn.equinox.Linear(**irreps, key=key, input_dtype=jnp.float64)
+
+
 WAYS = {
     "name": lambda x, y: tensor_product(x, y),
     "vmapped": jax.vmap(lambda x, y: tensor_product(x, y)),
@@ -221,6 +225,7 @@ WAYS = {
     "made_before": lambda x, y: Network2().apply(
         {"params": {"linear": PARAMETERS["params"]}}, tensor_product(x, y)
     ),
+    "equinox, made_before": lambda x, y: linear_of_equinox()(x.filter("1o")),
     "vmapped_class": of_vmapped_class,
     "functional_linear": of_functional_linear,
     "flat_weights_and_biases": of_flat_weights_and_biases,
@@ -275,27 +280,19 @@ def test_report_places_what_stays_e3nns(way, beside, capsys):
     assert "patch=True" not in report
 
 
-def test_a_linear_of_equinox_that_was_made_before_is_replaced():
-    pytest.importorskip("equinox")
-    linear = e3nn.equinox.Linear(irreps_in="2x1o", irreps_out="1o", key=jax.random.key(0))
-    x = e3nn.normal("2x1o", jax.random.key(0), (3,))
-    with ops.patched():
-        assert is_ours(linear, x)
-    np.testing.assert_allclose(ops.fuse(linear, patch=True)(x).array, linear(x).array, atol=1e-6)
+def of_legacy(x, y):
+    tp = e3nn.legacy.FunctionalTensorProduct(x.irreps, "1o", "2x0e", [(1, 0, 0, "uvu", False)])
+    return e3nn.utils.vmap(tp.left_right)(x, y)
 
 
-@pytest.mark.parametrize("way", ["functional_linear", "legacy"])
-def test_rows_that_are_not_fused_are_e3nns(way):
+@pytest.mark.parametrize("function", [of_functional_linear, of_legacy])
+def test_rows_that_are_not_fused_are_e3nns(function):
     """Without `ops.fuse`, e3nn-jax writes the rows of one row at a time faster."""
     x = e3nn.normal("2x0e+2x1o", jax.random.key(0), (4,))
-    tp = e3nn.legacy.FunctionalTensorProduct(x.irreps, "1o", "2x0e", [(1, 0, 0, "uvu", False)])
-    function = {
-        "functional_linear": of_functional_linear,
-        "legacy": lambda x, y: e3nn.utils.vmap(tp.left_right)(x, y),
-    }[way]
+    y = x.filter("1o").slice_by_mul[:1]
     with ops.patched():
-        assert not is_ours(function, x, x.filter("1o").slice_by_mul[:1])
-    assert is_ours(ops.fuse(function, patch=True), x, x.filter("1o").slice_by_mul[:1])
+        assert not is_ours(function, x, y)
+    assert is_ours(ops.fuse(function, patch=True), x, y)
 
 
 def test_a_weighting_by_scalars_stays_arithmetic():
@@ -306,7 +303,7 @@ def test_a_weighting_by_scalars_stays_arithmetic():
 
 
 def test_layers_of_e3nn_jax_itself_are_replaced():
-    hk = pytest.importorskip("haiku")
+    pytest.importorskip("haiku")
     from e3nn_jax.experimental.transformer import Transformer
 
     def attention(x, y):
@@ -314,7 +311,7 @@ def test_layers_of_e3nn_jax_itself_are_replaced():
         cutoff = jnp.ones(5, x.dtype)
         return layer(SENDERS, RECEIVERS, cutoff, y, x)
 
-    network = hk.without_apply_rng(hk.transform(attention))
+    network = transformed(attention)
     with jax.enable_x64(True):
         params = network.init(jax.random.key(2), *operands())
         fused = ops.fuse(network.apply, patch=True)
@@ -324,27 +321,20 @@ def test_layers_of_e3nn_jax_itself_are_replaced():
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14)
 
 
-OURS = {
-    "e3nn_jax": ("", ["tensor_product", "elementwise_tensor_product"]),
-    "e3nn_jax.legacy": ("", ["FunctionalTensorProduct"]),
-    "e3nn_jax.flax": ("", ["Linear"]),
-    "e3nn_jax.haiku": (".haiku", ["Linear", "SymmetricTensorProduct"]),
-    "e3nn_jax.equinox": (".equinox", ["Linear"]),
-}
-OURS["e3nn_jax"][1].append("FunctionalLinear")
 OWN_OPTIONS = {"backend", "input_precision"}
 
 
-@pytest.mark.parametrize("module", OURS)
+@pytest.mark.parametrize("module", REPLACED)
 def test_signatures_are_e3nns_written_out_with_an_example(module):
-    of, names = OURS[module]
-    pytest.importorskip(of[1:] or module)
+    """Each public name of e3nn-jax that is replaced is in the reference, too."""
+    page = (pathlib.Path(__file__).parents[2] / "docs/reference/ops.md").read_text("utf-8")
+    for name in REPLACED[module]:
+        assert f"`{module.replace('e3nn_jax', 'e3nn')}.{name}`" in page
+    framework = module.rpartition(".")[2]
+    pytest.importorskip(framework if framework in ("haiku", "equinox") else module)
     theirs = importlib.import_module(module)
-    ours = importlib.import_module(f"eqfuse.ops{of}")
-    for name in names:
-        if (own := getattr(theirs, name, None)) is None:
-            continue  # without the framework
-        op = getattr(ours, name)
+    for name, of in REPLACED[module].items():
+        own, op = getattr(theirs, name), getattr(importlib.import_module(of), name)
         expected, found = (inspect.signature(f).parameters for f in (own, op))
         assert [p for p in found if p not in OWN_OPTIONS] == [*expected], name
         for p in expected:
@@ -352,13 +342,6 @@ def test_signatures_are_e3nns_written_out_with_an_example(module):
         assert ">>> " in op.__doc__, name
         if inspect.isclass(own):
             assert issubclass(op, own)
-
-
-def test_each_public_name_of_e3nn_jax_that_is_replaced_is_in_the_reference():
-    page = (pathlib.Path(__file__).parents[2] / "docs/reference/ops.md").read_text("utf-8")
-    for module, names in REPLACED.items():
-        for name in names:
-            assert f"`{module.replace('e3nn_jax', 'e3nn')}.{name}`" in page
 
 
 def test_batch_norms_are_the_same_and_stay_e3nns():
@@ -378,12 +361,9 @@ def test_batch_norms_are_the_same_and_stay_e3nns():
 
 @pytest.mark.parametrize(("irreps", "orders"), [("0e+1o", (1, 2, 3)), ("2x0e+1o", (2,))])
 def test_symmetric_tensor_product_of_haiku(irreps, orders):
-    hk = pytest.importorskip("haiku")
-
-    def product(x):
-        return e3nn.haiku.SymmetricTensorProduct(orders, keep_irrep_out="0e+1o")(x)
-
-    network = hk.without_apply_rng(hk.transform(product))
+    network = transformed(
+        lambda x: e3nn.haiku.SymmetricTensorProduct(orders, keep_irrep_out="0e+1o")(x)
+    )
     with jax.enable_x64(True):
         x = e3nn.normal(irreps, jax.random.key(0), (3, 2), dtype=jnp.float64)
         params = network.init(jax.random.key(2), x)

@@ -15,31 +15,11 @@ from tests.fuse.patterns import (
     LAYER,
     LAYERS,
     WRITTEN,
-    Case,
     of_arrays,
     operands,
 )
 from tests.ops import tiers
 from tests.ops.parity import BACKENDS, UNOPTIMIZED, along_random_directions, assert_close
-
-SLOW = (
-    "one before y",
-    "weighted on an axis",
-    "other count",
-    "indexed",
-    "other acts",
-    "not normalised",
-    "scalars",
-    "sine",
-    "scaled",
-    "loop",
-    "cond",
-)
-"""Cases that are checked by `--run-slow` alone: like others, but for a number or a function."""
-
-
-NOT_BY = {"xla": LAYERS}
-"""Cases of fused layers, which XLA has none of."""
 
 
 def rows_of_report(report: str) -> list[list[str]]:
@@ -63,9 +43,10 @@ def cases_by_backend():
     """Yield each case with each backend that it is about; by default, the native one runs."""
     for given in tiers.slow_unless([tiers.NATIVE], *BACKENDS):
         [backend] = given.values
-        for name in (n for n in CASES if n not in NOT_BY.get(backend, ())):
-            slow = [pytest.mark.slow] if name in SLOW else []
-            yield pytest.param(name, backend, marks=[*given.marks, *slow])
+        for name, case in CASES.items():
+            if backend != "xla" or name not in LAYERS:  # XLA has no fused layers
+                slow = [pytest.mark.slow] * case.slow
+                yield pytest.param(name, backend, marks=[*given.marks, *slow])
 
 
 @pytest.mark.parametrize(("name", "backend"), [*cases_by_backend()])
@@ -76,33 +57,33 @@ def test_a_pattern(name, backend, monkeypatch, capsys, request):
     if case.whole:
         request.getfixturevalue("one_op")
     with jax.enable_x64(True):
-        assert_is(case, capsys)
-
-
-def assert_is(case: Case, capsys):
-    arrays, function = operands(), of_arrays(case.function)
-    fused = ops.fuse(function, patch=True, report=True)
-    jaxpr = str(jax.make_jaxpr(fused)(*arrays))
-    report = capsys.readouterr().out
-    rows = rows_of_report(report)
-    assert tuple(computed for *_, computed, _ in rows) == case.ops, report
-    assert case.says in re.sub(" +", " ", report)
-    assert all(cell for row in rows for cell in row)
-    assert all(where.startswith("patterns.py:") for where, *_ in rows)
-    layers = sum(op.startswith(LAYER) for op in case.ops)
-    assert jaxpr.count("= eqfuse_fused[") == layers
-    assert jaxpr.count("Gate(tiles") == case.ops.count(GATED)
-    assert layers or jaxpr.count("outputs out[receiver") == case.ops.count(GRAPH)
-    assert "eqfuse_" not in str(jax.make_jaxpr(function)(*arrays))
-    found, expected = (results(f, arrays, case.second) for f in (fused, function))
-    assert_close(found, expected, case.tolerance, least=1.0)
-    if case.followed is not None:
-        capsys.readouterr()
+        arrays, function = operands(), of_arrays(case.function)
+        jaxpr, report = traced(function, arrays, capsys)
+        rows = rows_of_report(report)
+        assert tuple(computed for *_, computed, _ in rows) == case.ops, report
+        assert case.says in report
+        assert all(cell for row in rows for cell in row)
+        assert all(where.startswith("patterns.py:") for where, *_ in rows)
+        layers = sum(op.startswith(LAYER) for op in case.ops)
+        assert jaxpr.count("= eqfuse_fused[") == layers
+        assert jaxpr.count("Gate(tiles") == case.ops.count(GATED)
+        assert layers or jaxpr.count("outputs out[receiver") == case.ops.count(GRAPH)
+        assert "eqfuse_" not in str(jax.make_jaxpr(function)(*arrays))
+        fused = ops.fuse(function, patch=True)
+        found, expected = (results(f, arrays, case.second) for f in (fused, function))
+        assert_close(found, expected, case.tolerance, least=1.0)
+        if case.followed is None:
+            return
         followed = of_arrays(case.followed)
-        jax.eval_shape(ops.fuse(followed, patch=True, report=True), *arrays)
-        report = capsys.readouterr().out
+        _, report = traced(followed, arrays, capsys)
         assert GRAPH in report
         assert WRITTEN not in report
         assert case.says not in report
         if case.same:
             assert_close(followed(*arrays), function(*arrays), 1e-12)
+
+
+def traced(function, arrays, capsys):
+    """Return the trace of a function that is fused, and the report of it."""
+    jaxpr = jax.make_jaxpr(ops.fuse(function, patch=True, report=True))(*arrays)
+    return str(jaxpr), re.sub(" +", " ", capsys.readouterr().out)

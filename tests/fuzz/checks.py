@@ -24,6 +24,11 @@ def water(folder: Path) -> Path:
     return path
 
 
+def one(rng, choices):
+    """Return one of some choices, of any kind."""
+    return choices[int(rng.integers(len(choices)))]
+
+
 def small_run(folder: Path, *more: str) -> list[str]:
     """Return the settings of a network that compiles in seconds, trained on a file of water."""
     data = ["data=extxyz", f"data.path={water(folder)}"]
@@ -91,7 +96,10 @@ def run_command(command, *arguments) -> CommandOutput:
             except FailureError:
                 raise
             except (Exception, SystemExit) as error:
-                raise FailureError(_last_frame(error)) from error
+                frame = traceback.extract_tb(error.__traceback__)[-1]
+                where = f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"
+                text = (str(error).splitlines() or [""])[0][:200]
+                raise FailureError(f"{where}: {text}") from error
             gc.collect()  # what was left open complains when it goes
         texts = []
         for file in (out, err):
@@ -114,31 +122,21 @@ def _captured(descriptor: int):
             os.close(before)
 
 
-def _last_frame(error: BaseException) -> str:
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    text = (str(error).splitlines() or [""])[0][:200]
-    return f"{type(error).__name__} at {frame.filename.rpartition('/')[2]}:{frame.lineno}: {text}"
-
-
 def check_no_traceback(output: CommandOutput):
     """Refuse a traceback among what was printed."""
     for text in (output.out, output.err):
-        if "Traceback (most recent call last)" in text:
-            after = text.partition("Traceback (most recent call last):\n")[2].splitlines()
-            last = next((line for line in after if not line.startswith(" ")), "")
-            raise FailureError(
-                f"{text.count('Traceback (most')} tracebacks were printed: {last[:200]}"
-            )
+        _, *after = text.split("Traceback (most recent call last):\n")
+        if after:
+            lines = (line for line in after[0].splitlines() if not line.startswith(" "))
+            said = next(lines, "")[:200]
+            raise FailureError(f"{len(after)} tracebacks were printed: {said}")
 
 
 def check_refusal(output: CommandOutput, *parts: str):
-    """Require that a command failed with one clear line.
+    """Require that a command failed with one clear line, which has at least one of the texts.
 
-    Args:
-      output: what it returned and printed.
-      parts: texts, of which the line has at least one.
     Raises:
-      FailureError: another exit code, more or fewer lines, or a line that names none of them.
+      FailureError: another exit code, more or fewer lines, or a line that has none of them.
     """
     check_no_traceback(output)
     if output.code not in (1, 2):

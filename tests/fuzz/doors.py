@@ -35,7 +35,7 @@ from eqfuse.distill.settings import SETTINGS, Distill, settings_of
 from eqfuse.inference import Network, uncertainty
 from eqfuse.runs.files import digest_of, read_arrays, read_file
 from eqfuse.train import parse
-from tests.fuzz.checks import FailureError, memory_limit
+from tests.fuzz.checks import FailureError, memory_limit, one
 from tests.fuzz.damage import CHANGES
 from tests.lammps.untrained import untrained_run
 from tests.runs.test_files import small_disk
@@ -128,17 +128,17 @@ class Cases:
         return outcome
 
     def _open_pickle(self, rng):
-        sized = [code + struct.pack(size, _one(rng, _SIZES)) for code, size in _OPCODES]
-        parts = [_one(rng, [*_STATEMENTS, *sized]) for _ in range(rng.integers(1, 12))]
+        sized = [code + struct.pack(size, one(rng, _SIZES)) for code, size in _OPCODES]
+        parts = [one(rng, [*_STATEMENTS, *sized]) for _ in range(rng.integers(1, 12))]
         data, file = b"\x80\x04]" + b"".join(parts) + b".", self._path / "network.model"
-        with zipfile.ZipFile(file, "w", _one(rng, (0, 8))) as archive:
+        with zipfile.ZipFile(file, "w", one(rng, (0, 8))) as archive:
             archive.writestr("a/data.pkl", data)
-            archive.writestr("a/data/0", bytes(_one(rng, (0, 8, 2**24))))
-        how = _one(rng, ("mace", "sevennet")), file, self._path / "run"
+            archive.writestr("a/data/0", bytes(one(rng, (0, 8, 2**24))))
+        how = one(rng, ("mace", "sevennet")), file, self._path / "run"
         return repr(data[:60]), lambda: convert(*how), None, [file.name, "no network", "/data"]
 
     def _open_bomb(self, rng):
-        name, size = _one(rng, ("npz", "xyz.gz", "cif.xz")), 2 ** int(rng.integers(10, 23))
+        name, size = one(rng, ("npz", "xyz.gz", "cif.xz")), 2 ** int(rng.integers(10, 23))
         file = self._path / f"bomb.{name}"
         if name == "npz":
             np.savez_compressed(file, R=np.zeros((size, 1, 3)), z=[1], E=np.zeros(size), F=[0])
@@ -155,12 +155,12 @@ class Cases:
     def _open_distillation(self, rng):
         folder = Path(shutil.copytree(self._source / "distill", self._path / "distill"))
         files = [path for path in sorted((folder / "distill").iterdir()) if path.is_file()]
-        file, how = _one(rng, files), _one(rng, [*CHANGES, "text for", "a pipe for"])
+        file, how = one(rng, files), one(rng, [*CHANGES, "text for", "a pipe for"])
         if how == "a pipe for":
             file.unlink()
             os.mkfifo(file)
         else:
-            text = "\n".join(_one(rng, _TEXTS) for _ in range(3)).encode()
+            text = "\n".join(one(rng, _TEXTS) for _ in range(3)).encode()
             file.write_bytes(CHANGES.get(how, lambda *_: text)(rng, file.read_bytes()))
         door = functools.partial(self._labels_of, folder)
         wanted = None if file.name == "settings.json" else self._labels
@@ -169,15 +169,15 @@ class Cases:
     def _open_settings(self, rng):
         folder = Path(shutil.copytree(self._source / "distill", self._path / "distill"))
         file, code = folder / SETTINGS, f"os:system('touch {self._executed}')"
-        plain, name = json.loads(file.read_text()), _one(rng, [*Distill.__dataclass_fields__])
-        plain[name] = _one(rng, [*_JSON, code, f"data={code}", f"run={self._executed}"])
+        plain, name = json.loads(file.read_text()), one(rng, [*Distill.__dataclass_fields__])
+        plain[name] = one(rng, [*_JSON, code, f"data={code}", f"run={self._executed}"])
         file.write_text(json.dumps(plain))
-        door = functools.partial(settings_of, folder, _one(rng, (None, _TEACHER)))
+        door = functools.partial(settings_of, folder, one(rng, (None, _TEACHER)))
         return f"{name}={plain[name]!r:.80}", door, None, [name, str(folder)]
 
     def _open_configuration(self, rng):
         text, file = (self._run / "config.yaml").read_text(), self._path / "config.yaml"
-        line, value = _one(rng, re.findall(r"^ *\w+: .*$", text, re.M)), _one(rng, _TEXTS)
+        line, value = one(rng, re.findall(r"^ *\w+: .*$", text, re.M)), one(rng, _TEXTS)
         name = line.partition(":")[0]
         file.write_text(text.replace(line, f"{name}: {value}", 1))
         given = [f"config={file}", f"data={self._data}"]
@@ -186,22 +186,22 @@ class Cases:
     def _open_checksum(self, rng):
         run = Path(shutil.copytree(self._run, self._path / "run"))
         arrays = read_arrays(spread := run / "uncertainty.npz")
-        of, _, name = arrays.pop("network"), arrays.pop("sha256"), _one(rng, sorted(arrays))
-        arrays[name] = _one(rng, [np.array("x"), np.zeros(0), np.full((2, 2), np.nan), np.array(3)])
+        of, _, name = arrays.pop("network"), arrays.pop("sha256"), one(rng, sorted(arrays))
+        arrays[name] = one(rng, [np.array("x"), np.zeros(0), np.full((2, 2), np.nan), np.array(3)])
         np.savez(spread, **arrays, network=of, sha256=digest_of(arrays))
         if rng.random() < 0.5:
             return f"{name} of {spread.name}", lambda: Network(run), None, [spread.name]
         spread.unlink()
         arrays, metadata = read_file(file := run / "checkpoints" / "best.safetensors")
-        key, value = _one(rng, sorted(metadata)), _one(rng, _JSON)
+        key, value = one(rng, sorted(metadata)), one(rng, _JSON)
         text = json.dumps(metadata | {key: value})
-        text = text if rng.random() < 0.8 else _one(rng, _METADATA)
+        text = text if rng.random() < 0.8 else one(rng, _METADATA)
         known = {"eqfuse": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
         file.write_bytes(save(arrays, known))
         return f"{key}={value!r:.60} {text[:9]}", lambda: Network(run), None, [str(run)]
 
     def _open_far(self, rng):
-        atoms, power = self._frames[0].copy(), rng.uniform(0, _one(rng, (16, 300)))
+        atoms, power = self._frames[0].copy(), rng.uniform(0, one(rng, (16, 300)))
         far = np.rint(10**power * rng.normal(size=3)) @ atoms.cell.array
         atoms.positions[rng.integers(len(atoms))] += far
         door = functools.partial(self._calculator.get_potential_energy, atoms)
@@ -218,12 +218,12 @@ class Cases:
         return f"files of {size} bytes", door, self._energy, []
 
     def _open_index(self, rng):
-        numbers = [_one(rng, _INDEX) for _ in range(rng.integers(1, 4))]
+        numbers = [one(rng, _INDEX) for _ in range(rng.integers(1, 4))]
         file, wanted = f"{self._data}@{':'.join(numbers)}", []
         with contextlib.suppress(IndexError, ValueError, TypeError):
             parts = [int(n) if n else None for n in numbers]
             wanted = self._frames[slice(*parts)] if parts[1:] else [self._frames[parts[0]]]
-        given, times = _one(rng, [(file, 1), ((f for f in (file, file)), 2)])  # or a generator
+        given, times = one(rng, [(file, 1), ((f for f in (file, file)), 2)])  # or a generator
         wanted = times * [atoms.positions.tolist() for atoms in wanted]
         door = lambda: [atoms.positions.tolist() for atoms in frames_of(given)]  # noqa: E731
         return ":".join(numbers)[:40], door, wanted, [self._data.name]
@@ -234,7 +234,3 @@ def _opened(*given) -> rounds.Distillation:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rounds, "open_teacher", lambda *_, **__: EMT())
         return rounds.Distillation(*given)
-
-
-def _one(rng, choices):
-    return choices[int(rng.integers(len(choices)))]

@@ -244,6 +244,10 @@ def _each(change):
     return plant
 
 
+def _forces(change):
+    return _each(lambda s, k, rng: {"forces": change(s.forces, k, rng)})
+
+
 def _of_next(name):
     def plant(frames, rng):
         values = [getattr(s, name) for s in frames]
@@ -261,14 +265,9 @@ def _in_order(order_of):
     return plant
 
 
-def _permuted(count, rng):
-    return rng.permutation(count)
-
-
 def _swapped(count, rng):
-    a, b = rng.choice(count, 2, replace=False)
-    order = np.arange(count)
-    order[[a, b]] = b, a
+    two, order = rng.choice(count, 2, replace=False), np.arange(count)
+    order[two] = two[::-1]
     return order
 
 
@@ -291,25 +290,23 @@ def _in_bohr(s, k, rng):
     return lengths | {"forces": s.forces * ase.units.Bohr}
 
 
+_OTHERS = "forces are of other atoms"
 FAULTS = {
     "forces of the next frame": (_of_next("forces"), "forces are of the next frame"),
-    "forces of permuted atoms": (
-        _in_order(lambda n, rng: rng.permutation(n)),
-        "forces are of other atoms",
-    ),
-    "forces of two swapped atoms": (_in_order(_swapped), "forces are of other atoms"),
-    "forces by element": (_each(_by_element), "forces are of other atoms"),
+    "forces of permuted atoms": (_in_order(lambda n, rng: rng.permutation(n)), _OTHERS),
+    "forces of two swapped atoms": (_in_order(_swapped), _OTHERS),
+    "forces by element": (_each(_by_element), _OTHERS),
     "forces of rotated frames": (
-        _each(lambda s, k, rng: {"forces": s.forces @ _turn(rng)}),
+        _forces(lambda forces, _, rng: forces @ _turn(rng)),
         "axes that differ from frame to frame",
     ),
     "standard orientation": (_each(_standard), "axes"),
     "x and y swapped": (
-        _each(lambda s, k, rng: {"forces": s.forces[:, [1, 0, 2]]}),
+        _forces(lambda forces, *_: forces[:, [1, 0, 2]]),
         "(x, y, z of the positions are y, x, z of the forces)",
     ),
     "every second sign": (
-        _each(lambda s, k, rng: {"forces": s.forces * (-1) ** k}),
+        _forces(lambda forces, k, _: forces * (-1) ** k),
         "forces are of the opposite sign in",
     ),
     "energies of the next frame": (_of_next("energy"), "energies are of the next frame"),

@@ -18,6 +18,7 @@ from tests.fuzz.checks import (
     check_no_traceback,
     check_refusal,
     memory_limit,
+    one,
     run_command,
     small_run,
 )
@@ -38,29 +39,19 @@ ARGUMENTS = """
 training=tetris model.name=mace data.name=lif max_minutes=1e-12 data.val=21 data.train=0.001
 """
 ARGUMENTS = [*ARGUMENTS.split(), "lr =1", " lr=1", "lr=1\x00", "\x00", "\n", "", "{lr: 1}"]
-_TOO_LARGE = re.compile(
-    r"(channels|hidden|layers|lmax|num_bessel|poly_power|correlation|dim)=.*\d{3}"
-)
-
-
-def _names() -> list[str]:
-    """Every setting of this training, by its full name or its short one."""
-    return sorted({*known("nequip"), *SHORTHANDS})
+_SIZES = "channels|hidden|layers|lmax|num_bessel|poly_power|correlation|dim"
+_TOO_LARGE = re.compile(rf"({_SIZES})=.*\d{{3}}")
 
 
 class Cases:
-    """The settings; see `__main__`.
-
-    Args:
-      folder: to work in.
-    """
+    """The settings of this training, by the full name or the short one; see `__main__`."""
 
     seconds = 120
 
     def __init__(self, folder: Path):
         self._settings = small_run(folder, "epochs=1", "data.train=4")
         self._run = folder / "settings"
-        self._names = _names()
+        self._names = sorted({*known("nequip"), *SHORTHANDS})
 
     def prepare(self, seed: int):
         """Choose a setting."""
@@ -80,12 +71,12 @@ class Cases:
     def _argument(self, rng) -> str:
         kind = rng.random()
         if kind < 0.15:
-            return _one(rng, ARGUMENTS)
+            return one(rng, ARGUMENTS)
         if kind < 0.3:
-            return f"{_misspelt(rng, _one(rng, self._names))}={_one(rng, VALUES)}"
+            return f"{_misspelt(rng, one(rng, self._names))}={one(rng, VALUES)}"
         names = PATHS if kind < 0.5 else CHOICES if kind < 0.6 else self._names
         while True:
-            argument = f"{_one(rng, names)}={_one(rng, VALUES)}"
+            argument = f"{one(rng, names)}={one(rng, VALUES)}"
             # A network that large is a valid wish, and a test of the machine's memory.
             if not _TOO_LARGE.search(argument):
                 return argument
@@ -114,10 +105,6 @@ class Cases:
         return f"refused: {output.error}"
 
 
-def _one(rng, choices):
-    return choices[int(rng.integers(len(choices)))]
-
-
 def _as_printed(text: str) -> str:
     """Return a name without what a terminal would not print."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
@@ -125,13 +112,7 @@ def _as_printed(text: str) -> str:
 
 def _misspelt(rng, name: str) -> str:
     """Return a name with a letter dropped, doubled, replaced or swapped with the next."""
-    place, letter = int(rng.integers(len(name))), _one(rng, string.ascii_lowercase + "._-é")
-    return _one(
-        rng,
-        (
-            name[:place] + name[place + 1 :],
-            name[:place] + name[place] + name[place:],
-            name[:place] + letter + name[place + 1 :],
-            name[:place] + name[place : place + 2][::-1] + name[place + 2 :],
-        ),
-    )
+    place, letter = int(rng.integers(len(name))), one(rng, string.ascii_lowercase + "._-é")
+    before, here, after = name[:place], name[place], name[place + 1 :]
+    swapped = name[place : place + 2][::-1] + name[place + 2 :]
+    return before + one(rng, (after, here + here + after, letter + after, swapped))

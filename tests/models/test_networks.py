@@ -5,40 +5,34 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.interpreters import partial_eval as pe
 
+from benchmarks.networks import random_graph, step_on
 from eqfuse import models, ops
 from eqfuse.models import MACE, Allegro, NequIP
 from eqfuse.models.radial import xplor_cutoff
+from eqfuse.ops.primitives import lowering
 from examples.tetris import shapes
-from tests.models.networks import small, variables_of
-from tests.models.settings_variants import NEQUIP as VARIANTS
-from tests.models.settings_variants import nequip as network
+from tests.models.networks import VARIANTS, network, small, variables_of
 
-ALL = (NequIP, Allegro, MACE)
 XPLOR = {"cutoff_function": "xplor"}
 
 
-@pytest.mark.parametrize("cls", ALL)
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"layers": 0}, "layers must be at least 1, got 0"),
-        ({"channels": 0}, "channels must be positive, got 0"),
-        ({"lmax": -1}, "lmax must be at least 0, got -1"),
-        ({"cutoff": -1.0}, "cutoff must be positive, got -1.0"),
-        ({"avg_num_neighbors": 0.0}, "avg_num_neighbors must be positive"),
-        ({"num_species": 0}, "num_species must be positive"),
-        ({"backend": "cuda"}, "backend 'cuda' is unknown"),
-    ],
-)
-def test_settings_out_of_range_are_refused(graph, cls, settings, message):
-    with pytest.raises(ValueError, match=message):
-        variables_of(small(cls, **settings), graph)
+OUT_OF_RANGE = [
+    ({"layers": 0}, "layers must be at least 1, got 0"),
+    ({"channels": 0}, "channels must be positive, got 0"),
+    ({"lmax": -1}, "lmax must be at least 0, got -1"),
+    ({"cutoff": -1.0}, "cutoff must be positive, got -1.0"),
+    ({"avg_num_neighbors": 0.0}, "avg_num_neighbors must be positive"),
+    ({"num_species": 0}, "num_species must be positive"),
+    ({"backend": "cuda"}, "backend 'cuda' is unknown"),
+]
 
 
 @pytest.mark.parametrize(
     ("cls", "settings", "message"),
     [
+        *[(cls, *refused) for cls in (NequIP, Allegro, MACE) for refused in OUT_OF_RANGE],
         (NequIP, {"skip": "nequip"}, "skip must be one of species, linear, none"),
         (NequIP, {"skip": "none,linear,none"}, "or one of them for each of the 2 layers"),
         (NequIP, {"cutoff_function": "cosine"}, "cutoff_function must be polynomial or xplor"),
@@ -66,7 +60,7 @@ def test_settings_out_of_range_are_refused(graph, cls, settings, message):
         (MACE, {"distance_transform": "agnesi", "atomic_numbers": (1,)}, "of the 3 species, got"),
     ],
 )
-def test_settings_of_one_network_are_refused_too(graph, cls, settings, message):
+def test_settings_out_of_range_are_refused(graph, cls, settings, message):
     with pytest.raises(ValueError, match=message):
         variables_of(small(cls, **{"layers": 2} | settings), graph)
 
@@ -160,24 +154,9 @@ def test_summary_tells_layers_and_parameters(name):
     ],
 )
 def test_features_are_those_reached_and_needed(irreps_out, settings, expected):
-    settings = {
-        "layers": 2,
-        "lmax": 3,
-        "hidden_lmax": 2,
-        "correlation": 3,
-        "parity": False,
-        **settings,
-    }
-    found = MACE(irreps_out, channels=4, **settings).basis_and_feature_irreps()
-    repeated = [
-        tuple(e3nn.Irreps(irreps).regroup() for irreps in layer)
-        for layer in ([times(4, a), times(4, h)] for a, h in expected)
-    ]
-    assert found == repeated
-
-
-def times(mul, irreps):
-    return [(mul, ir) for _, ir in e3nn.Irreps(irreps)]
+    usual = {"layers": 2, "lmax": 3, "hidden_lmax": 2, "correlation": 3, "parity": False}
+    found = MACE(irreps_out, channels=4, **usual | settings).basis_and_feature_irreps()
+    assert found == [tuple((4 * e3nn.Irreps(i)).regroup() for i in layer) for layer in expected]
 
 
 @pytest.mark.parametrize(
@@ -224,7 +203,7 @@ def test_xplor_is_one_at_its_onset_and_smooth_at_both_ends():
 
 
 def test_frequencies_begin_as_those_that_are_fixed(graph):
-    fixed, trained = (network("pairs", layers=1, trainable_bessel=t) for t in (False, True))
+    fixed, trained = (network("nequip, pairs", layers=1, trainable_bessel=t) for t in (False, True))
     variables = variables_of(trained, graph)
     params = {k: v for k, v in variables["params"].items() if k != "frequencies"}
     arguments = graph.vectors, graph.species, graph.edges
@@ -233,13 +212,43 @@ def test_frequencies_begin_as_those_that_are_fixed(graph):
     np.testing.assert_allclose(out, expected, rtol=0, atol=1e-13 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", VARIANTS[NequIP])
 def test_the_gate_is_fused_unless_a_norm_comes_before_it(graph, name):
-    model, arguments = network(name, backend="llvm"), (graph.vectors, graph.species, graph.edges)
+    arguments = graph.vectors, graph.species, graph.edges
+    model = network(f"nequip, {name}", backend="llvm")
     variables = jax.eval_shape(model.init, jax.random.key(0), *arguments)
     with ops.recorded() as calls:
         jax.eval_shape(lambda v: model.apply(v, *arguments), variables)
     kinds = [op.kind for op in calls if op.kind.startswith("tensor_product_linear")]
-    normed = VARIANTS[name].get("layer_norm")
+    normed = VARIANTS[NequIP][name].get("layer_norm")
     expected = "tensor_product_linear" if normed else "tensor_product_linear_gate"
     assert kinds == [expected] * model.layers
+
+
+MODELS = {
+    "nequip": {"parity": False, "radial_layers": 1},
+    "mace": {"correlation": 2},
+    "allegro": {"parity": False, "latent_dim": 8},
+}
+"""Settings with which irreps are the same from the second layer to the last but one."""
+
+
+def triton_kernels(name, layers) -> set:
+    """Return the distinct Triton kernels of a training step, none of them compiled."""
+    graph, settings = random_graph(60), {"channels": 4, "lmax": 1, **MODELS[name]}
+    problem = step_on(graph, name, layers=layers, **settings)
+    traced = jax.jit(problem.function("triton")).trace(*problem.args).jaxpr.jaxpr
+    used, _ = pe.dce_jaxpr(traced, [True] * len(traced.outvars))
+    return set(lowering._specs(used))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_nine_and_twelve_layers_have_the_same_triton_kernels(name):
+    """The radial networks of three layers are one kernel: of the first to the third, and so on.
+
+    Widths differ in the first and in the last layers, so that from nine on no kernel is new.
+    """
+    few, many = (triton_kernels(name, layers) for layers in (9, 12))
+    assert len(few) > 10
+    assert few == many

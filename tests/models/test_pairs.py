@@ -11,7 +11,6 @@ from ase.data import covalent_radii
 
 from eqfuse import ops
 from eqfuse.models import ZBL, Potential, predict
-from eqfuse.models.mlp import normalized
 from tests.models.conftest import CUTOFF, ONE_OF_ALL
 from tests.models.networks import variables_of
 
@@ -61,12 +60,3 @@ def test_zbl_is_added_to_every_network(name, small_potential, make_graph):
     np.testing.assert_allclose(with_zbl.node_energy - without.node_energy, alone, rtol=1e-9)
     push = with_zbl.forces[0] - without.forces[0]
     assert push[2] < -10.0  # away from atom 1, eV/Å
-
-
-def test_the_constant_of_an_activation_does_not_depend_on_the_precision():
-    """e3nn-jax finds 1 / 1.676565 in float32, and 1 / 1.676562 in float64."""
-    found = []
-    for x64 in (False, True):
-        with jax.enable_x64(x64):
-            found.append(float(normalized(jax.nn.silu)(1.0) / jax.nn.silu(1.0)))
-    assert found[0] == pytest.approx(found[1], rel=3e-7)  # of the quotient in float32

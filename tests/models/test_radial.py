@@ -1,3 +1,5 @@
+"""Parts of radial networks; whole networks are those of other programs in `tests/convert`."""
+
 import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
@@ -6,69 +8,9 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.models import mlp, radial
-from eqfuse.models.radial import (
-    bessel_basis,
-    lengths_and_directions,
-    polynomial_cutoff,
-    spherical_harmonics,
-    spline_basis,
-)
+from eqfuse.models.radial import lengths_and_directions, spherical_harmonics
 from tests.ops import tiers
 from tests.ops.parity import BACKENDS, only
-
-
-@pytest.mark.parametrize("power", [1, 2, 6])
-def test_polynomial_cutoff_is_the_published_polynomial(power):
-    p, x = power, jnp.linspace(0, 1, 50, endpoint=False)
-    published = (
-        1
-        - (p + 1) * (p + 2) / 2 * x**p
-        + p * (p + 2) * x ** (p + 1)
-        - p * (p + 1) / 2 * x ** (p + 2)
-    )
-    # Up to 49 times the rounding of the largest term, 48 at p = 6.
-    np.testing.assert_allclose(polynomial_cutoff(3.0 * x, 3.0, p), published, atol=48 * 49 * 2e-16)
-
-
-def test_polynomial_cutoff_vanishes_with_two_derivatives_and_stays_zero():
-    def u(d):
-        return polynomial_cutoff(d[None], 2.0, 6)[0]
-
-    for f in (u, jax.grad(u), jax.grad(jax.grad(u))):
-        assert f(jnp.array(2.0)) == 0
-        assert f(jnp.array(2.5)) == 0
-        # All three fall at least linearly: the third derivative is -p(p+1)(p+2) / c^3.
-        assert abs(f(jnp.array(2.0 - 1e-9))) < 336 / 8 * 1.01e-9
-    assert u(jnp.array(0.0)) == 1
-
-
-def test_bessel_basis_is_orthonormal():
-    c, n = 4.0, 5
-    nodes, quadrature = np.polynomial.legendre.leggauss(60)
-    d = c * (nodes + 1) / 2
-    basis = bessel_basis(jnp.asarray(d), n, c)
-    measure = d**2 * quadrature * c / 2
-    np.testing.assert_allclose((basis.T * measure) @ basis, np.eye(n), atol=1e-13)
-
-
-def test_splines_are_smooth_and_end_at_one():
-    """Check by hand that bump k, of 4 that span 1 other, goes from (k - 1)/4 to (k + 1)/4."""
-    x = jnp.array([0.0, 0.25, 0.5, 0.625, 1.0, 1.5])
-    expected = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0.25, 0.25], [0] * 4, [0] * 4]
-    np.testing.assert_allclose(spline_basis(x, 4, 1), expected, atol=1e-12)
-    slope = jax.jacobian(lambda x: spline_basis(x[None], 4, 1)[0])(jnp.array(1 - 1e-6))
-    np.testing.assert_allclose(slope, 0, atol=1e-12)
-
-
-def test_lengths_and_directions():
-    vectors = jnp.array([[3.0, 0.0, -4.0], [0.0, 0.0, 0.0]])
-    lengths, directions, real = lengths_and_directions(vectors)
-    np.testing.assert_array_equal(real, [True, False])
-    np.testing.assert_allclose(lengths[0], 5.0, rtol=1e-15)
-    np.testing.assert_allclose(directions[0], [0.6, 0.0, -0.8], rtol=1e-15)
-    hessian = jax.hessian(lambda v: lengths_and_directions(v)[0].sum())(vectors)
-    assert np.all(np.isfinite(hessian))
-    assert not np.any(hessian[1])
 
 
 @pytest.mark.parametrize("ls", [range(6), range(1, 3)])
@@ -142,3 +84,12 @@ def test_few_rows_are_multiplied_natively(rows, backend, native, monkeypatch):
     monkeypatch.setattr(ops, "grouped_dense", lambda x, kernels, **_: calls.append(len(x)))
     mlp.dense(jnp.ones((rows, 2)), jnp.ones((2, 3)), backend)
     assert len(calls) == native
+
+
+def test_the_constant_of_an_activation_does_not_depend_on_the_precision():
+    """e3nn-jax finds 1 / 1.676565 in float32, and 1 / 1.676562 in float64."""
+    found = []
+    for x64 in (False, True):
+        with jax.enable_x64(x64):
+            found.append(float(mlp.normalized(jax.nn.silu)(1.0) / jax.nn.silu(1.0)))
+    assert found[0] == pytest.approx(found[1], rel=3e-7)  # of the quotient in float32

@@ -15,8 +15,8 @@ from eqfuse.models import MACE, NequIP, predict, radial_table, with_tables
 from eqfuse.models.radial import bessel_basis, polynomial_cutoff, xplor_cutoff
 from eqfuse.models.radial_table import RadialTable, choose, radial_basis
 from tests.models.conftest import CUTOFF
+from tests.models.networks import network as variant
 from tests.models.networks import small
-from tests.models.settings_variants import mace
 from tests.ops import tiers
 
 AGNESI = {
@@ -219,27 +219,21 @@ def test_intervals_of_many_edges_are_divided_on_a_gpu():
 
 
 @pytest.mark.parametrize(
-    ("settings", "num_edges", "table", "why"),
+    ("network", "num_edges", "table", "why"),
     [
-        ({}, 1023, False, "1023 edges, fewer than 8 for each of 128 knots"),
-        ({}, 1024, True, "1024 edges, at least 8 for each of 128 knots"),
-        ({"radial_knots": 16}, 200, True, "at least 8 for each of 16 knots"),
-        ({"radial": "network"}, 10**6, False, "radial=network"),
-        ({"radial": "table"}, 1, True, "radial=table"),
+        (small(NequIP), 1023, False, "1023 edges, fewer than 8 for each of 128 knots"),
+        (small(NequIP), 1024, True, "1024 edges, at least 8 for each of 128 knots"),
+        (small(NequIP, radial_knots=16), 200, True, "at least 8 for each of 16 knots"),
+        (small(NequIP, radial="network"), 10**6, False, "radial=network"),
+        (small(NequIP, radial="table"), 1, True, "radial=table"),
+        (small(MACE, **AGNESI), 6143, False, "128 knots for each of 6 pairs of species"),
+        (small(MACE, **AGNESI), 6144, True, "128 knots for each of 6 pairs of species"),
     ],
 )
-def test_auto_is_a_table_where_edges_are_several_times_the_knots(settings, num_edges, table, why):
-    choice = choose(small(NequIP, **settings), num_edges)
+def test_auto_is_a_table_where_edges_are_several_times_the_knots(network, num_edges, table, why):
+    choice = choose(network, num_edges)
     assert choice.table == table
     assert why in choice.why
-
-
-def test_auto_counts_a_table_for_each_pair_of_species():
-    network = small(MACE, **AGNESI)
-    assert not choose(network, 6143).table
-    choice = choose(network, 6144)
-    assert choice.table
-    assert "128 knots for each of 6 pairs of species" in choice.why
 
 
 @pytest.mark.parametrize("case", ["mace agnesi", "mace factor"])
@@ -264,7 +258,7 @@ def test_kept_tables_give_the_same_and_are_of_their_parameters(make, batch, case
 
 def test_nonlinear_interactions_have_no_tables(graph, monkeypatch):
     """Compute them by networks for any number of edges, for which others have tables."""
-    network = functools.partial(mace, "nonlinear", layers=1)
+    network = functools.partial(variant, "mace, nonlinear", layers=1)
     variables = first_variables(network(), graph)
     arguments = variables, graph.vectors, graph.species, graph.edges
     expected = jax.jit(network(radial="network").apply)(*arguments).array

@@ -7,8 +7,7 @@ import pytest
 
 from eqfuse.models import Potential
 from tests.models.conftest import CUTOFF
-from tests.models.networks import variables_of
-from tests.models.settings_variants import NETWORKS
+from tests.models.networks import NETWORKS, network, variables_of
 from tests.ops import tiers
 
 ALL = tiers.slow_unless(
@@ -19,11 +18,6 @@ FEW = tiers.slow_unless(["allegro, spline", "mace, edges", "nequip, one-hot"], *
 CUT_OFF = tiers.slow_unless(
     ["allegro, spline", "mace, edges", "nequip, xplor", "nequip, pairs"], *NETWORKS
 )
-
-
-def network(name, irreps_out="0e", **others):
-    make, variant = NETWORKS[name]
-    return make(variant, irreps_out, **others)
 
 
 def moved(variables):

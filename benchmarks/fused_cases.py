@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from eqfuse.ops.backends import activations
-from eqfuse.ops.backends.triton import form, rows
+from eqfuse.ops.backends.triton import form, fused_rows
 from eqfuse.ops.backends.triton import linear as linear_kernel
 from eqfuse.ops.backends.triton import linear as linear_plan
 from eqfuse.ops.backends.triton.spec import KernelSpec
@@ -156,10 +156,10 @@ def _over_rows(fused: Fused, dtype: str) -> dict[str, list[KernelSpec]]:
     inputs, matrices = fused.form.inputs, fused.linear.parameters
     given = (True,) * len(fused.sizes)
     backward = [
-        rows.backward(fused, (True,) * len(inputs), given, dtype).spec,
-        rows.gradients(fused, (True,) * len(matrices), dtype, True).spec,
+        fused_rows.backward(fused, (True,) * len(inputs), given, dtype).spec,
+        fused_rows.gradients(fused, (True,) * len(matrices), dtype, True).spec,
     ]
-    return {"forward": [rows.forward(fused, dtype).spec], "backward": backward}
+    return {"forward": [fused_rows.forward(fused, dtype).spec], "backward": backward}
 
 
 def mixing_kernels(irreps: e3nn.Irreps, num_sets: int, dtype: str) -> list[KernelSpec]:

@@ -10,7 +10,7 @@ from eqfuse.ops.backends import activations
 from eqfuse.ops.backends.llvm import channels, layout, program
 from eqfuse.ops.backends.llvm import linear as llvm_linear
 from eqfuse.ops.backends.llvm.text import Function
-from eqfuse.ops.backends.triton import form, rows
+from eqfuse.ops.backends.triton import form, fused_rows
 from eqfuse.ops.ir import linear, products
 from eqfuse.ops.ir.form import Operand, Segment
 from eqfuse.ops.ir.fused import Fused
@@ -75,11 +75,11 @@ def on_graph() -> str:
     return kernel.spec.source
 
 
-def fused_rows() -> str:
+def layer_of_rows() -> str:
     of_rows, mixed = product("32x0e", "0e", "0e"), mixing("32x0e")
     functions = dict.fromkeys(("even_act", "even_gate_act"), jax.nn.relu)
     gate = activations.gate(mixed.irreps_out, normalize_act=False, **functions)
-    return rows.forward(Fused.build(of_rows.form, mixed, gate, False), "float32").spec.source
+    return fused_rows.forward(Fused.build(of_rows.form, mixed, gate, False), "float32").spec.source
 
 
 EXAMPLES = {
@@ -88,7 +88,7 @@ EXAMPLES = {
     llvm_linear: mixed_row,
     program: sequence,
     form: on_graph,
-    rows: fused_rows,
+    fused_rows: layer_of_rows,
 }
 
 

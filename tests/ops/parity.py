@@ -260,12 +260,12 @@ def record_native(patch: pytest.MonkeyPatch) -> list:
     def recorded(name, function):
         def record(what, *arguments):
             results = function(what, *arguments)
-            if results is not None and not (name == "linear" and is_wide(what)):
+            if results is not None and not (name == "run_linear" and is_wide(what)):
                 computed.append(what)
             return results
 
         patch.setattr(_native, name, record)
 
-    for name in ("run", "linear", "by_rows"):
+    for name in ("run_form", "run_linear", "run_rows"):
         recorded(name, getattr(_native, name))
     return computed

@@ -8,6 +8,7 @@ frames are kept as they come: an interrupted distillation goes on to the same la
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import shutil
@@ -305,7 +306,9 @@ class Distillation:
         """Return why no other round begins, by the last one."""
         settings, rows = self.settings, self.rows("rounds")
         minutes = [0.0, *(float(row["minutes"]) for row in rows)]
-        spent, reason = sum(len(self.frames(name)) for name in KINDS), None
+        frames = itertools.chain.from_iterable(map(self.frames, KINDS))
+        # not those of a round, or of a last student, that was interrupted
+        spent, reason = sum(a.info["round"] < len(rows) for a in frames), None
         if rows and not self.missed(rows[-1]):
             reason = "the errors are below their aims, and no trajectory of the student stopped"
         elif rows and spent + FEWEST + 3 * settings.new > settings.labels:

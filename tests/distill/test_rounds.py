@@ -348,10 +348,10 @@ def test_student_drives_for_a_slow_teacher(begin):
 
 
 @pytest.mark.parametrize(
-    "count", [pytest.param(3, marks=pytest.mark.slow), 15, pytest.param(22, marks=pytest.mark.slow)]
+    "count", [*(pytest.param(n, marks=pytest.mark.slow) for n in (3, 22)), 15, ROUND + 8]
 )
 def test_interrupted_distillation_goes_on_to_the_same_labels(count, begin, monkeypatch):
-    """In dynamics, in strained cells, and in tests or the second round."""
+    """In dynamics, in strained cells, in tests, and in the second round, whose labels count."""
     whole = begin.ended(run="whole", **TWO)
     part, left = begin(run="part", **TWO), [count]
 

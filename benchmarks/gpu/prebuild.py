@@ -106,7 +106,15 @@ class Builder:
                 ops.compile_ahead(function, *structs, target=TARGET)
         structs = [jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=self._sharding) for s in structs]
         platforms = ("cuda",) if self._is_gpu else ("cpu",)
-        compiled = jax.jit(function).trace(*structs).lower(lowering_platforms=platforms).compile()
+        lowered = jax.jit(function).trace(*structs).lower(lowering_platforms=platforms)
+        try:
+            compiled = lowered.compile()
+        except jax.errors.JaxRuntimeError as error:
+            # XLA's Triton finds no tiles for some matmuls of e3nn-jax, if the GPU is not here
+            if "tile sizes" not in str(error):
+                raise
+            print("  without Triton's matmuls of XLA:", flush=True)
+            compiled = lowered.compile(compiler_options={"xla_gpu_enable_triton_gemm": False})
         content = lzma.compress(serialize_executable.serialize(compiled)[0])
         name, memory = digest(content), compiled.memory_analysis()
         (self._folder / "executables" / name).write_bytes(content)

@@ -169,14 +169,14 @@ def test_pages_run(name, tmp_path):
     assert "```" in page.read_text(encoding="utf-8")  # had blocks; one that fails is an error
 
 
-def of_lammps(scope, said):
+def assert_notebook_of_lammps(scope, said):
     assert "on 2 procs" in scope["printed"]
     assert len(scope["rows"]) == 51
     assert np.ptp(scope["total"]) < 0.05 * np.ptp(scope["potential"])
     assert Path("lammps.png").exists()
 
 
-def of_the_first_hour(scope, said):
+def assert_notebook_of_the_first_hour(scope, said):
     assert "<Calculator 7net-0: 89 elements H to Pu, cutoff 5 Å, float32" in said
     assert "relaxed: True" in said
     assert scope["length"] == pytest.approx(4.08, abs=0.05)  # PBE
@@ -184,13 +184,13 @@ def of_the_first_hour(scope, said):
     assert scope["after"].energy != pytest.approx(scope["before"].energy, abs=10)
 
 
-def of_distillation(scope, said):
+def assert_notebook_of_distillation(scope, said):
     error, known = abs(scope["teacher"] - scope["student"]), scope["known"]
     assert error[known].max() < np.ptp(scope["teacher"][known]) / 2  # 0.015 eV/atom
     assert Path("distill.png").exists()
 
 
-def of_fine_tuning(scope, said):
+def assert_notebook_of_fine_tuning(scope, said):
     plain, elastic = scope["results"].values()
     for run, row in (("plain", plain), ("elastic-weights", elastic)):
         [first, *_] = (r for r in rows_of(f"{run}/errors.csv") if r["set"] == "validation")
@@ -201,10 +201,10 @@ def of_fine_tuning(scope, said):
 
 
 NOTEBOOKS = {
-    "lammps": of_lammps,
-    "first_hour": of_the_first_hour,
-    "distill": of_distillation,
-    "fine_tune": of_fine_tuning,
+    "lammps": assert_notebook_of_lammps,
+    "first_hour": assert_notebook_of_the_first_hour,
+    "distill": assert_notebook_of_distillation,
+    "fine_tune": assert_notebook_of_fine_tuning,
 }
 
 
@@ -223,7 +223,8 @@ def test_notebooks_run(name, tmp_path, monkeypatch, capsys):
     for cell in json.loads(text)["cells"]:
         if cell["cell_type"] == "code":
             exec("".join(cell["source"]), scope)
-    NOTEBOOKS[name](scope, capsys.readouterr().out)
+    assert_results = NOTEBOOKS[name]
+    assert_results(scope, capsys.readouterr().out)
     matplotlib.pyplot.close("all")
 
 

@@ -71,7 +71,7 @@ def test_cells_at_the_minimum_have_all_strains_volumes_and_moved_atoms():
 
 
 def test_relaxations_under_strain_are_short(monkeypatch):
-    """Of a disordered alloy, in which they take more than twenty steps."""
+    """Relax a disordered alloy, which takes more than twenty steps without the bound."""
     monkeypatch.setattr(sampling, "_STEPS", 5)
     start = COPPER.repeat(2)
     start.symbols[np.random.default_rng(0).permutation(32)[:12]] = "Au"

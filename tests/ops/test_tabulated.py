@@ -16,8 +16,7 @@ from tests.parameters import drawn
 NODES, EDGES, INTERVALS, ORDER = 4, 11, 3, 4
 HARMONICS = "0e+1o"
 # of the largest number of a result: the rounding of sums of some hundred products
-close = functools.partial(assert_close, tolerance=1e-14)
-close32 = functools.partial(assert_close, tolerance=3e-6)
+assert_close64 = functools.partial(assert_close, tolerance=1e-14)
 
 
 def problem(
@@ -72,7 +71,7 @@ def test_value_and_derivatives_by_nodes_harmonics_and_numbers(mul, dtype, x64):
     with only("llvm"):
         found = along_random_directions(kernels, *point, orders=orders)
     expected = along_random_directions(interpolated, *point, orders=orders)
-    (close if dtype == "float64" else close32)(found, expected)
+    assert_close(found, expected, 1e-14 if dtype == "float64" else 3e-6)
 
 
 def test_padding_has_no_gradient(x64):
@@ -112,25 +111,25 @@ TRANSFORMS = {
 def test_transformations(name, x64):
     *functions, (*point, table) = problem()
     point += [table] if "table" in name else []
-    close(*(TRANSFORMS[name](f)(*point) for f in functions))
+    assert_close64(*(TRANSFORMS[name](f)(*point) for f in functions))
 
 
 def test_nodes_that_only_send(x64):
     kernels, interpolated, point = problem(receivers=2)
     assert kernels(*point).shape[0] == 2
-    close(*(gradients_of(f)(*point) for f in (kernels, interpolated)))
+    assert_close64(*(gradients_of(f)(*point) for f in (kernels, interpolated)))
 
 
 def test_steps_of_a_sequence(x64):
     kernels, _, point = problem()
     gradients = gradients_of(kernels)
-    close(jax.jit(ops.sequence(gradients))(*point), gradients(*point))
+    assert_close64(jax.jit(ops.sequence(gradients))(*point), gradients(*point))
 
 
 @pytest.mark.parametrize("backend", ["xla", "e3nn"])
 def test_other_backends_interpolate_first(backend, x64):
     kernels, _, point = problem()
-    close(*(jax.jit(f)(*point) for f in (problem(backend=backend)[0], kernels)))
+    assert_close64(*(jax.jit(f)(*point) for f in (problem(backend=backend)[0], kernels)))
 
 
 def test_results_are_repeatable_to_the_bit():

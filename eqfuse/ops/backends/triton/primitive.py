@@ -1,5 +1,6 @@
 """One Triton kernel inside a JAX computation, launched once."""
 
+import itertools
 import math
 
 import jax
@@ -63,21 +64,22 @@ def form_plans(
 
     The first number of a plan is how many edges a program has at a time, negative where receivers
     own all edges; the second how many channels at most, 0 for the rule's; the third is 1 where rows
-    of senders are written for each edge and summed by another kernel, and not added atomically; the
+    of senders are written for each edge and summed by another kernel, and not added atomically, and
+    2 where one kernel has the senders' sums alone, and another, of receivers, all that remains; the
     fourth by what the warps of a program are divided, whose threads then have several channels.
-    Gradients of senders and receivers come from one kernel: with two, an edge would read 54 kB of
-    weights, features and cotangents (NequIP, 64 channels), by an estimate, and not 29 to 41.
+    In two kernels, an edge would read 54 kB of weights, features and cotangents (NequIP, 64
+    channels), by an estimate, and in one 29 to 41.
     """
     rule = _lanes(form, dtype, num_rows, num_nodes)
     if not form.on_graph or dtype == "float64":  # whose kernels have no registers left
         return [(rule,)]
     channels = 0 if all(o.channels for o in form.outputs) else plan.WARP  # sums without barriers
     wanted = [(rule,), *((lanes,) for lanes in LANES), (rule, channels), (1, 0, 0, 2)]
-    sends = any(o.index is Index.SENDER for o in form.outputs)
-    if sends and dtype == "float32" and any(o.index is Index.RECEIVER for o in form.inputs):
-        wanted.append((-1, channels, 1))
-    if sends and not deterministic:
-        wanted += [(-1,), (-rule,), (-1, channels)]
+    if any(o.index is Index.SENDER for o in form.outputs):
+        if any(o.index is Index.RECEIVER for o in form.inputs):
+            wanted += [(-1, channels, 1)] * (dtype == "float32") + [(rule, channels, 2)]
+        if not deterministic:
+            wanted += [(-1,), (-rule,), (-1, channels)]
     texts: dict[tuple, tuple[int, ...]] = {}
     for chosen in wanted:
         texts.setdefault(_kernels(form, dtype, chosen), chosen)  # each once
@@ -86,6 +88,9 @@ def form_plans(
 
 def _kernels(form: Form, dtype: str, chosen: tuple[int, ...]) -> tuple[plan.FormKernel, ...]:
     lanes, channels, apart, divisor = (*chosen, *(0, 0, 0, 1)[len(chosen) :])
+    if apart == 2:
+        parts = [(part, (sign * lanes, channels)) for _, _, part, sign in _by_end(form)]
+        return tuple(k for part, how in parts for k in _kernels(part, dtype, how))
     form = _of_edges(form) if apart else form
     kernels = plan.kernels(form, dtype, abs(lanes), lanes < 0, channels)
     return kernels if divisor == 1 else tuple(k.with_fewer_warps(divisor) for k in kernels)
@@ -95,6 +100,19 @@ def _of_edges(form: Form) -> Form:
     """Return the form with a row for each edge in the place of sums of senders."""
     rows = {o: Index.ROW for o, out in enumerate(form.outputs) if out.index is Index.SENDER}
     return form.indexed({}, rows)
+
+
+def _by_end(form: Form):
+    """Yield the outputs, the inputs and the form of sums of senders, and of all others.
+
+    Last is 1 where senders walk their edges, and -1 where receivers do.
+    """
+    sums = [o.index is Index.SENDER for o in form.outputs]
+    for sign, wanted in ((1, sums), (-1, [not s for s in sums])):
+        if any(wanted):
+            part = form.restrict(tuple(wanted))
+            used = part.used_inputs()
+            yield wanted, used, part.drop_inputs(used), sign
 
 
 def _lanes(form: Form, dtype: str, num_rows: int, num_nodes: int) -> int:
@@ -114,14 +132,20 @@ def run_form(form: Form, inputs, indices, num_rows: int, num_nodes: int, chosen=
     results: dict[int, jax.Array] = {}
     dtype, dtypes = form.dtypes(inputs)
     chosen = chosen or (_lanes(form, dtype, num_rows, num_nodes),)
+    given = indices, num_rows, num_nodes
     if chosen[2:3] == (1,):
-        given = indices, num_rows, num_nodes
         outputs = run_form(_of_edges(form), inputs, *given, chosen[:2])
         for o, operand in enumerate(form.outputs):
             if operand.index is Index.SENDER:
                 sums = rows_of_nodes(operand.size, Index.SENDER, True)
                 [outputs[o]] = run_form(sums, [outputs[o]], *given)
         return outputs
+    if chosen[2:3] == (2,):
+        for wanted, used, part, sign in _by_end(form):
+            how = sign * chosen[0], chosen[1]
+            found = run_form(part, [*itertools.compress(inputs, used)], *given, how)
+            results |= zip(itertools.compress(range(len(wanted)), wanted), found, strict=True)
+        return [results[o] for o in range(len(form.outputs))]
     for kernel in _kernels(form, dtype, chosen):
         arrays = [inputs[i] for i in kernel.inputs]
         arrays += [indices[name] for name in kernel.index_arrays]

@@ -47,6 +47,7 @@ def test_they_are_plans_only_where_the_user_allows_it(monkeypatch):
     plans = [forms.plans(problem) for problem in problems]
     assert plans[0] == plans[2]
     assert (-1, 32, 1) in plans[0]  # which repeats, too
+    assert (1, 32, 2) in plans[0]
     assert plans[1] == [*plans[0], (-1,)]
     kernels = [k for chosen in plans[0] for k in primitive._kernels(form, "float32", chosen)]
     assert not any("atomic" in kernel.spec.source for kernel in kernels)
@@ -109,7 +110,7 @@ def assert_as_e3nn(x, y):
 
 
 @pytest.mark.parametrize(
-    "chosen", [(1, 32), (2, 32), (-1, 32), (-1, 0, 1), (-2, 32, 1), (1, 0, 0, 2)]
+    "chosen", [(1, 32), (2, 32), (-1, 32), (-1, 0, 1), (-2, 32, 1), (1, 32, 2), (1, 0, 0, 2)]
 )
 def test_plans_give_what_e3nn_gives(chosen, monkeypatch):
     monkeypatch.setattr(forms, "measured_plan", lambda *_: chosen)
@@ -119,7 +120,7 @@ def test_plans_give_what_e3nn_gives(chosen, monkeypatch):
 @pytest.mark.parametrize(
     ("op", "roundings"), [(ops.graph_tensor_product, 2), (layer, 4), (tabulated, 4)]
 )
-@pytest.mark.parametrize("chosen", [None, (-1, 32, 1)])
+@pytest.mark.parametrize("chosen", [None, (-1, 32, 1), (1, 32, 2)])
 def test_weights_in_bfloat16_are_summed_in_float32(chosen, op, roundings, monkeypatch):
     """As e3nn has them, widened before; their gradients are rounded.
 

@@ -45,7 +45,7 @@ CASES = {
     "rows, channels of y": TENSOR_PRODUCT["one-by-many"],
     "elementwise": ELEMENTWISE["cut-blocks"],
 }
-WARPS = ((1, 32), (2, 32), (-1, 32), (-1, 32, 1))
+WARPS = ((1, 32), (2, 32), (-1, 32), (-1, 32, 1), (1, 32, 2))
 PLANS = {"graph, odd": ((-1,), (-4,)), "graph, one sum in blocks": ((-1,), (-4,), *WARPS)}
 PLANS = {
     name: PLANS.get(name, ((1,), (4,)) if case.on_graph else ((1,),))

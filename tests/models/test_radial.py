@@ -8,9 +8,25 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.models import mlp, radial
-from eqfuse.models.radial import lengths_and_directions, spherical_harmonics
+from eqfuse.models.radial import (
+    lengths_and_directions,
+    polynomial_cutoff,
+    spherical_harmonics,
+)
 from tests.ops import tiers
 from tests.ops.parity import BACKENDS, only
+
+
+@pytest.mark.parametrize("power", [1, 2, 5, 6])
+def test_the_polynomial_cutoff_is_that_of_its_paper(power):
+    """Gasteiger et al. 2020, eq. 8."""
+    x = np.linspace(0, 1.2, 49)
+    with jax.enable_x64(True):
+        found = polynomial_cutoff(jnp.asarray(4.5 * x), 4.5, power)
+    p = power
+    expected = 1 - (p + 1) * (p + 2) / 2 * x**p + p * (p + 2) * x ** (p + 1)
+    expected -= p * (p + 1) / 2 * x ** (p + 2)
+    np.testing.assert_allclose(found, np.where(x < 1, expected, 0), rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("ls", [range(6), range(1, 3)])

@@ -210,7 +210,7 @@ def fused(
         shapes.append((edges, e3nn.tensor_product(x, y, filter_ir_out=keep).num_irreps))
     if gate:
         operands.append(out)
-        shapes.append((nodes, out.dim))
+        shapes.append((shapes[0][0], out.dim))
         fields["force_irreps_out"] = True
 
     def order(graph, x, y, w=None, *skip):
@@ -228,6 +228,7 @@ def linear(irreps: str, nodes: int, edges: int = 0) -> Problem:
 
 NEQUIP = times(64, BOTH2), SH2, f"64x0e+64x0o+256x0e+{times(64, '1e+1o+2e+2o')}"
 ROWS = times(32, BOTH2), SH2, times(32, BOTH2)
+GATED_ROWS = *ROWS[:2], f"32x0e+32x0o+128x0e+{times(32, '1e+1o+2e+2o')}"
 
 PROBLEMS: dict[str, Callable[[int, int], Problem]] = {
     **{

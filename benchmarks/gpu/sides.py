@@ -25,7 +25,7 @@ REDUCED, TINY = (24, 400), (6, 40)
 PRODUCTS = {"NequIP 64 l=2": "nequip-64-l2", "MACE 128 l=3": "mace-large"}
 LAYERS = {
     "gated layer, NequIP 64 l=2": (problems.NEQUIP, {"gate": True}),
-    "gated rows, 32 l=2": (problems.ROWS, {"on_graph": False, "gate": True}),
+    "gated rows, 32 l=2": (problems.GATED_ROWS, {"on_graph": False, "gate": True}),
     "layer, MACE 128 l=3": (("128x0e+128x1o", problems.SH3, problems.times(128, problems.SH3)), {}),
 }
 MODELS = ("nequip", "mace", "allegro")

@@ -185,3 +185,14 @@ def test_cases_that_the_mission_asks_for_are_there():
     for model in ("nequip", "mace", "allegro"):
         assert f"training step of {model}, 160,000 edges" in found["steps"]
     assert all("bfloat16" in name for name in found["bfloat16"])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sides_of_an_op_have_results_of_the_same_shapes(dtype):
+    """Traced, as `prebuild` traces them: none needs a GPU, nor what its irreps do not have."""
+    for case in sides.op_cases(sides.TINY, dtype):
+        shapes = []
+        for function, args in (side.build() for side in case.sides):
+            results = jax.tree.leaves(jax.eval_shape(function, *args))
+            shapes.append([leaf.shape for leaf in results])
+        assert shapes == [shapes[0]] * len(case.sides), case.name

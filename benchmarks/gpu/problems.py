@@ -213,7 +213,8 @@ def fused(
         shapes.append((shapes[0][0], out.dim))
         fields["force_irreps_out"] = True
 
-    def order(graph, x, y, w=None, *skip):
+    def order(graph, x, y, *others):
+        w, *skip = others if on_graph else (None, *others)
         return (x, y, w, graph, *skip)
 
     kind = ops.TensorProductLinearGate if gate else ops.TensorProductLinear

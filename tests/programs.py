@@ -12,8 +12,11 @@ KEPT = 2 << 30
 
 
 def known_to_xla(flag: str) -> bool:
-    """Return whether JAX's library has a flag of XLA: one that it does not know ends a process."""
-    name = flag.strip("-").partition("=")[0].encode()
+    """Return whether JAX's library has a flag of XLA: one that it does not know ends a process.
+
+    Names of flags are strings of C; those that XLA had before are inside of others.
+    """
+    name = b"\0%s\0" % flag.strip("-").partition("=")[0].encode()
     for library in Path(importlib.util.find_spec("jaxlib").origin).parent.glob("*jax_common*"):
         with open(library, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as m:
             if m.find(name) >= 0:

@@ -70,3 +70,4 @@ def test_programs_that_are_kept_are_those_used_last(tmp_path):
 def test_flags_that_xla_does_not_know_are_left_out():
     assert known_to_xla("--xla_backend_optimization_level=0")
     assert not known_to_xla("--xla_backend_optimisation_level=0")
+    assert not known_to_xla("--xla_backend_optimization=0")  # inside of the name of another

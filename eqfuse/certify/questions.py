@@ -23,6 +23,7 @@ _DIRECTIONS = 3
 _LEAST_STEP, _MOST_STEP = 2e-3, 3e-2  # Å, of finite differences
 _REACH = 5.0  # Å, by which a strain moves neighbours
 _FINER, _LEVELS = 4, 3  # times shorter are differences that are taken again, so often at most
+_EXACT, _LEVELS_OF_EXACT = 1e-9, 6  # where energies are rounded by less, eV, they can be so short
 _STENCIL = (-3, -2, -1, 1, 2, 3)
 _AXES = ("xx", "yy", "zz", "yz", "xz", "xy")
 UNITS = ("eV", "eV/Å", "eV/Å³")
@@ -71,16 +72,22 @@ class Question(NamedTuple):
 
 
 def ask(subject: Subject, questions: Sequence[Question]) -> list[list[Finding]]:
-    """Return the findings of each question."""
-    answers = iter(subject.compute([atoms for q in questions for atoms in q.structures]))
-    found = [q.judge([next(answers) for _ in q.structures]) for q in questions]
-    failed = [k for k, own in enumerate(found) if any(f.error > f.limit for f in own)]
-    failed = [k for k in failed if questions[k].finer]
-    again = ask(subject, [questions[k].finer() for k in failed]) if failed else []
-    for k, finer in zip(failed, again, strict=True):
-        pairs = zip(found[k], finer, strict=True)
-        found[k] = [new if new.error < old.error / _FINER else old for old, new in pairs]
+    """Return the findings of each question, of finer ones where their errors are far smaller."""
+    found, asked = _judged(subject, questions), dict(enumerate(questions))
+    while asked := {k: q.finer() for k, q in asked.items() if q.finer and _has_failed(found[k])}:
+        for k, finer in zip(asked, _judged(subject, asked.values()), strict=True):
+            pairs = zip(found[k], finer, strict=True)
+            found[k] = [new if new.error < old.error / _FINER else old for old, new in pairs]
     return found
+
+
+def _judged(subject: Subject, questions) -> list[list[Finding]]:
+    answers = iter(subject.compute([atoms for q in questions for atoms in q.structures]))
+    return [q.judge([next(answers) for _ in q.structures]) for q in questions]
+
+
+def _has_failed(findings: list[Finding]) -> bool:
+    return any(f.error > f.limit for f in findings)
 
 
 def moved(atoms: ase.Atoms, change) -> ase.Atoms:
@@ -180,6 +187,7 @@ def _is_slope(name, atoms, changes, exact, noise, which, remark, per=1.0, level=
       remark: function of what is exact, slopes and limits of them, and the number of the worst.
     """
     step = noise.step / _FINER**level
+    has_finer = level < (_LEVELS_OF_EXACT if noise.energy < _EXACT else _LEVELS)
 
     def judge(answers):
         first, *others = answers
@@ -194,7 +202,7 @@ def _is_slope(name, atoms, changes, exact, noise, which, remark, per=1.0, level=
 
     lines = [atoms, *(change(k * step) for change in changes for k in _STENCIL)]
     given = name, atoms, changes, exact, noise, which, remark, per, level + 1
-    return Question(name, lines, judge, (lambda: _is_slope(*given)) if level < _LEVELS else None)
+    return Question(name, lines, judge, (lambda: _is_slope(*given)) if has_finer else None)
 
 
 def slopes(atoms: ase.Atoms, noise: Rounding, rng) -> list[Question]:

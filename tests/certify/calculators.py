@@ -107,6 +107,24 @@ class Soft(Calculator):
         return energy, forces
 
 
+class Folded(Soft):
+    """`Soft` with three folds in 1 mÅ of the force between the first two of four atoms, if near.
+
+    Networks have such, far from what they were trained on.
+    """
+
+    def _spoiled(self, energy, forces, atoms):
+        vector = atoms.positions[1:2].sum(0) - atoms.positions[0]
+        r = np.linalg.norm(vector)
+        if len(atoms) == 4 and r < 1.5:
+            phase = 2 * np.pi * (r - 1.2144) / 7e-4 + np.pi / 2
+            x = 20 * np.sin(phase)
+            energy += 1e-5 * (np.logaddexp(x, -x) - np.log(2))
+            slope = 4e-4 * np.pi / 7e-4 * np.tanh(x) * np.cos(phase)
+            forces = forces + slope * np.outer([1, -1, 0, 0], vector / r)
+        return energy, forces
+
+
 class Listed(Soft):
     """`Soft` with a list that goes beyond the cutoff by a skin and is kept for some calls.
 

@@ -18,7 +18,7 @@ from eqfuse.certify.compare import compare
 from eqfuse.certify.questions import _slope
 from eqfuse.certify.subjects import Run, Subject
 from eqfuse.convert import convert
-from tests.certify.calculators import Listed, Soft
+from tests.certify.calculators import Folded, Listed, Soft
 from tests.convert.conftest import GOLDENS, unpacked
 
 
@@ -44,6 +44,11 @@ def test_a_right_potential_passes(dtype):
     left_out = {"backend", "precision"}  # of runs of eqfuse
     assert set(rows) == set(CHECKS) - left_out
     assert all(row.error is not None for row in rows.values())
+
+
+def test_forces_with_sharp_folds_are_slopes_of_short_differences():
+    rows = certificate_of(Folded()).rows("forces", "atoms")
+    assert [row.verdict for row in rows] == ["passed", "passed"]
 
 
 @pytest.mark.slow

@@ -103,10 +103,6 @@ def train(
     words += [f"max_minutes={minutes}", f"run={run}", f"seed={seed}"]
     if any("stress" in frame.calc.results for frame in labels):
         words.append("training.stress_weight=1000")  # for elastic constants, see the page
-    if count := sum(frame.info.get("config_type") == "minimum" for frame in labels):
-        # as much as all others together, of later rounds too
-        weight = max(1.0, len(labels) / count - 1)
-        words.append(f"data.config_type_weights={{minimum: {weight:.3g}}}")
     tuned = [f"start_from={start}", f"training.lr={_LR_OF_TUNING}"]
     words += words_of(settings) if start is None else tuned
     words = [f"resume={run}"] if has_checkpoint(run, "last") else words

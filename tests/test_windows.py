@@ -41,7 +41,8 @@ import eqfuse
 
 atoms = ase.io.read(sys.argv[2])
 with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always", UserWarning)
+    warnings.simplefilter("always")
+    warnings.filterwarnings("ignore", "Setting the shape on a NumPy array")  # of ASE 3.29
     atoms.calc = eqfuse.Calculator(sys.argv[1])
     forces = atoms.get_forces()
 print(atoms.calc.backend, *[str(w.message) for w in caught], sep="\\n")

@@ -264,6 +264,8 @@ def test_the_energy_of_an_isolated_atom_is_its_reference(
     potential, variables, compiled, make_graph, molecule
 ):
     """In a molecule the factor is one; an atom leaves it without a jump of energy or force."""
+    # far from what the network has for one atom, which depends on the version of flax
+    variables = {"params": variables["params"] | {"shift": np.array([1.2, -1.4, 1.1])}}
     bound = jax.jit(functools.partial(predict, potential.clone(binds_within=CUTOFF)))
     species, positions, _ = molecule(0)
     positions = positions / 2  # with as many neighbours as atoms of a molecule have
@@ -281,7 +283,7 @@ def test_the_energy_of_an_isolated_atom_is_its_reference(
     apart = positions * 100.0
     for values in computed(bound, apart):
         np.testing.assert_array_equal(values, 0.0)
-    assert np.abs(computed(compiled, apart)[0]).min() > 0.01
+    assert np.abs(computed(compiled, apart)[0]).min() > 0.05
 
     # the first atom leaves: the force is the derivative, up to where nothing is left of it
     direction, step = np.eye(1, len(species)).T * [[1.0, 0.0, 0.0]], 1e-5

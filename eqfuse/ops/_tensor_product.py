@@ -209,9 +209,10 @@ def gather_columns(product: products.Product, arrays: list) -> list:
     if not product.repeated:
         return arrays
     gathered = []
-    for array, chosen in zip(arrays, product.repeated, strict=True):
+    sides = zip(arrays, product.repeated, ("zmd,n->zmnd", "zmd,n->znmd"), strict=True)
+    for array, chosen, subscripts in sides:
         parts = [array[:, :0]]
-        for segments, times, axis in chosen:
+        for segments, times in chosen:
             blocks = [
                 array[:, s.offset : s.offset + s.mul * s.dim].reshape(len(array), s.mul, s.dim)
                 for s in segments
@@ -219,7 +220,6 @@ def gather_columns(product: products.Product, arrays: list) -> list:
             part = jnp.concatenate(blocks, axis=1)
             if times != 1:
                 ones = jnp.ones(times, array.dtype)
-                subscripts = ("zmd,n->znmd", "zmd,n->zmnd")[axis]
                 part = jnp.einsum(subscripts, part, ones, precision=jax.lax.Precision.HIGHEST)
             parts.append(part.reshape(len(array), math.prod(part.shape[1:])))
         gathered.append(jnp.concatenate(parts, axis=1))

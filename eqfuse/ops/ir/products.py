@@ -34,11 +34,10 @@ class Product:
 
 
 class Repeated(NamedTuple):
-    """Blocks of an operand, one irrep, taken several times."""
+    """Blocks of an operand, one irrep, taken several times: each channel of x, all of y."""
 
     segments: tuple[Segment, ...]
     times: int
-    axis: int  # 0 repeats all of them, 1 every channel
 
 
 class Block(NamedTuple):
@@ -153,20 +152,19 @@ X, Y, W, OUT = range(4)
 NAMES = (("x", Role.LEFT), ("y", Role.RIGHT), ("w", Role.OTHER), ("out", Role.OUTPUT))
 
 
-def regrouped(irreps: e3nn.Irreps, zeros) -> tuple[e3nn.Irreps, tuple[bool, ...]]:
-    """Merge sorted blocks of one irrep into one, which is zero if all of them are."""
-    merged = {}
-    for (mul, ir), zero in zip(irreps, zeros, strict=True):
-        if mul:
-            merged.setdefault(ir, []).append(zero)
-    return irreps.simplify(), tuple(all(flags) for flags in merged.values())
+def product_of(form: Form, irreps, zeros, regroup: bool) -> Product:
+    """Return the product of a form; `regroup` merges the sorted output blocks of an irrep.
 
-
-def product_of(form: Form, irreps, zeros, regroup: bool, repeated=None) -> Product:
-    """Return the product of a form, of whose output blocks those of one irrep may be one."""
+    The merged block is zero if all of them are.
+    """
     irreps = e3nn.Irreps(irreps)
-    irreps, zeros = regrouped(irreps, zeros) if regroup else (irreps, tuple(zeros))
-    return Product(form, irreps, zeros, repeated)
+    if regroup:
+        merged = {}
+        for (mul, ir), zero in zip(irreps, zeros, strict=True):
+            if mul:
+                merged.setdefault(ir, []).append(zero)
+        irreps, zeros = irreps.simplify(), map(all, merged.values())
+    return Product(form, irreps, tuple(zeros))
 
 
 UNROLLED_MUL = 4
@@ -252,16 +250,13 @@ def product_irreps(
     channelwise: bool = False,
 ) -> e3nn.Irreps:
     """Return irreps of a regrouped product, without those zero by structure; makes no form."""
-    muls, nonzero = collections.Counter(), set()
-    for (mul_x, ir_x), x_is_zero in zip(irreps_x, zero_x, strict=True):
-        for (mul_y, ir_y), y_is_zero in zip(irreps_y, zero_y, strict=True):
-            mul = mul_x if channelwise else mul_x * mul_y
-            for ir in ir_x * ir_y if mul else ():
-                muls[ir] += mul
-                if not (x_is_zero or y_is_zero):
-                    nonzero.add(ir)
-    irs = [ir for ir in sorted(nonzero) if filter_ir_out is None or ir in filter_ir_out]
-    return e3nn.Irreps([(muls[ir], ir) for ir in irs])
+    pairs = itertools.product(irrep_blocks(irreps_x, zero_x), irrep_blocks(irreps_y, zero_y))
+    blocks = [b for b in _blocks(pairs, filter_ir_out) if b[1].mul and b[2].mul]
+    muls = collections.Counter()
+    for ir, x, y in blocks:
+        muls[ir] += x.mul if channelwise else x.mul * y.mul
+    nonzero = {ir for ir, x, y in blocks if not (x.zero or y.zero)}
+    return e3nn.Irreps([(muls[ir], ir) for ir in sorted(nonzero)])
 
 
 def _scalar(irreps: e3nn.Irreps) -> e3nn.Irrep:
@@ -290,27 +285,19 @@ def _unrolled(gx: Group, gy: Group, x_channels: bool):
 
 def _expanded(blocks, normalization: str, regroup: bool) -> Product:
     """Return products of operands with many channels, repeated for every pair (u, v)."""
-    operands, zeros, repeated = Operands(), [], ([], [])
-    places, sizes, offset = {}, [0, 0], 0
+    repeated, sizes, places, pairs = ([], []), [0, 0], {}, []
     for ir, gx, gy in blocks:
-        mul = gx.mul * gy.mul
-        zeros.append(gx.zero or gy.zero)
         if (gx, gy) not in places:
-            places[gx, gy] = tuple(sizes)
+            places[gx, gy] = []
             for side, group, other in ((0, gx, gy), (1, gy, gx)):
                 segments = tuple(b.segment for b in group.blocks)
-                repeated[side].append(Repeated(segments, other.mul, axis=1 - side))
-                sizes[side] += mul * group.ir.dim
-        if mul and not zeros[-1]:
-            starts = (*places[gx, gy], offset)
-            dims = gx.ir.dim, gy.ir.dim, ir.dim
-            x, y, out = (Segment.mul_ir(s, mul, d) for s, d in zip(starts, dims, strict=True))
-            operands.add({X: x, Y: y}, out, coupling(gx.ir, gy.ir, ir, normalization))
-        offset += mul * ir.dim
-    sizes = dict(zip((X, Y, OUT), (*sizes, offset), strict=True))
-    form = operands.form(*((n, size, True, Index.ROW) for n, size in sizes.items()))
-    irreps_out = [(gx.mul * gy.mul, ir) for ir, gx, gy in blocks]
-    return product_of(form, irreps_out, zeros, regroup, tuple(map(tuple, repeated)))
+                repeated[side].append(Repeated(segments, other.mul))
+                segment = Segment.mul_ir(sizes[side], gx.mul * gy.mul, group.ir.dim)
+                places[gx, gy].append(Block(group.ir, segment, group.zero))
+                sizes[side] += gx.mul * gy.mul * group.ir.dim
+        pairs.append((ir, *places[gx, gy]))
+    product = _channelwise(pairs, *sizes, normalization, regroup=regroup)
+    return dataclasses.replace(product, repeated=tuple(map(tuple, repeated)))
 
 
 @functools.cache
@@ -334,7 +321,7 @@ def elementwise_tensor_product(
         mul = min(left[0].mul, right[0].mul)
         pairs.append((_cut(left, mul), _cut(right, mul)))
     blocks = _blocks(pairs, filter_ir_out)
-    return _channelwise(blocks, irreps_x, irreps_y, normalization, regroup=False)
+    return _channelwise(blocks, irreps_x.dim, irreps_y.dim, normalization, regroup=False)
 
 
 @functools.cache
@@ -362,13 +349,13 @@ def channelwise_tensor_product(
     blocks = sorted(_blocks(pairs, filter_ir_out), key=lambda block: block[0])
     y_index = Index.RECEIVER if on_graph else Index.ROW
     options = {"y_index": y_index, "regroup": not weighted, "weighted": weighted}
-    return _channelwise(blocks, irreps_x, irreps_y, normalization, **options)
+    return _channelwise(blocks, irreps_x.dim, irreps_y.dim, normalization, **options)
 
 
 def _channelwise(
     blocks,
-    irreps_x,
-    irreps_y,
+    size_x: int,
+    size_y: int,
     normalization: str,
     *,
     regroup: bool,
@@ -392,8 +379,8 @@ def _channelwise(
             operands.add(factors, out, coupling(x.ir, y.ir, ir, normalization))
         weights += x.mul
     form = operands.form(
-        (X, irreps_x.dim, True, Index.ROW),
-        (Y, irreps_y.dim, True, y_index),
+        (X, size_x, True, Index.ROW),
+        (Y, size_y, True, y_index),
         *([(W, weights, True, Index.SHARED)] if weighted else []),
         (OUT, irreps_out.dim, True, Index.ROW),
     )

@@ -327,8 +327,7 @@ class Form:
         """Return the same form with other indices of the operands of these numbers."""
 
         def side(operands, changed):
-            indices = [changed.get(n, o.index) for n, o in enumerate(operands)]
-            pairs = zip(operands, indices, strict=True)
+            pairs = ((o, changed.get(n, o.index)) for n, o in enumerate(operands))
             return tuple(dataclasses.replace(o, index=index) for o, index in pairs)
 
         sides = {"inputs": side(self.inputs, inputs), "outputs": side(self.outputs, outputs or {})}
@@ -381,14 +380,14 @@ class Form:
     def restrict(self, wanted: tuple[bool, ...]) -> "Form":
         """Return the same with only the wanted outputs, and every input."""
         n = len(self.inputs)
-        return self._with([*range(n)], [n + o for o, keep in enumerate(wanted) if keep])
+        return self._with([*range(n)], [n + o for o, keep in enumerate(wanted) if keep], {})
 
     def drop_inputs(self, keep: tuple[bool, ...]) -> "Form":
         """Return the same with only the inputs that `keep` marks; no other may be read."""
         n = len(self.inputs)
-        return self._with([i for i in range(n) if keep[i]], [*range(n, len(self.operands))])
+        return self._with([i for i in range(n) if keep[i]], [*range(n, len(self.operands))], {})
 
-    def _with(self, inputs: list[int], outputs: list[int], names=None) -> "Form":
+    def _with(self, inputs: list[int], outputs: list[int], names: dict[int, str]) -> "Form":
         """Return the form of the operands of these numbers, and of the paths with no others.
 
         `names` are new names of some of them.
@@ -411,15 +410,10 @@ class Form:
                 terms = tuple(((*c[:out], *c[out + 1 :], c[out]), value) for c, value in terms)
                 roles = roles[:out] + roles[out + 1 :] + roles[out : out + 1]
             paths.append(Path((*refs[:out], *refs[out + 1 :]), output, terms, roles))
-        sides = (
-            tuple(
-                dataclasses.replace(self.operands[j], name=names[j])
-                if names and j in names
-                else self.operands[j]
-                for j in side
-            )
-            for side in (inputs, outputs)
-        )
+        operands = list(self.operands)
+        for j, name in names.items():
+            operands[j] = dataclasses.replace(operands[j], name=name)
+        sides = (tuple(operands[j] for j in side) for side in (inputs, outputs))
         return Form(*sides, tuple(paths), self.num_sets, self.input_precision)
 
     def turned(self) -> tuple["Form", tuple[int, ...]]:

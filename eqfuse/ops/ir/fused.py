@@ -251,7 +251,7 @@ class GateForms:
 def forms_of(gate: Gate, linear: Linear) -> GateForms:
     """Return the activations and forms of a gate that follows a Linear, of one array."""
     [rows] = linear.linear_form.outputs
-    parts, z_places, a_places, out_places = [], [], [], []
+    parts, z_places, out_places = [], [], []
     values, tangents = [], []  # paths
     for tile in gate.tiles:
         z, own = len(z_places), linear.place(tile.part)
@@ -262,9 +262,7 @@ def forms_of(gate: Gate, linear: Linear) -> GateForms:
             values.append(path_between((SegmentRef(1, z),), out, (dim,)))
             tangents.append(path_between((SegmentRef(3, z),), out, (dim,)))
             continue
-        a = len(a_places)
-        scalars = linear.place(tile.gate or tile.part)
-        a_places.append(Segment.mul_ir(sum(s.mul for s, _ in parts), own.mul, 1))
+        a, scalars = len(parts), linear.place(tile.gate or tile.part)
         parts.append((scalars, tile.act))
         if tile.gate is None:
             values.append(path_between((SegmentRef(0, a),), out, (1,)))
@@ -279,8 +277,9 @@ def forms_of(gate: Gate, linear: Linear) -> GateForms:
     activated = Activated(rows, tuple(parts))
 
     def named(name: str) -> Operand:
-        is_row = name in ("z", "t_z")
-        return operand(name, rows.size if is_row else activated.size, (a_places, z_places)[is_row])
+        if name in ("z", "t_z"):
+            return operand(name, rows.size, z_places)
+        return operand(name, activated.size, activated.places())
 
     outputs = (operand("out", gate.irreps_out.dim, out_places),)
     value = Form(tuple(map(named, "az")), outputs, tuple(values))

@@ -24,25 +24,22 @@ OF_LINEAR = ("channel_out", "instructions", "simplify_irreps_internally", "weigh
 """Those with which e3nn's Linear itself runs, unless they are its defaults."""
 
 
-def check_index(index, num_indexed_weights) -> None:
-    """Refuse an index that there are no sets of weights for, and sets without an index."""
-    if index is not None:
-        array = index.array if isinstance(index, e3nn.IrrepsArray) else jnp.asarray(index)
-        if not jnp.issubdtype(array.dtype, jnp.integer):
-            raise ValueError(f"index must be of integers, got {array.dtype}")
-    if (index is not None) != (num_indexed_weights is not None):
-        raise ValueError("index is needed with num_indexed_weights, and only with it")
-
-
 def split_operands(first, x, num_indexed_weights: int | None):
-    """Return (index, weights, x) of the operands of a Linear; one or both of the first are None."""
+    """Return (index, weights, x) of the operands of a Linear; one or both of the first are None.
+
+    An index that there are no sets of weights for, and sets without an index, are refused.
+    """
     first, x = (None, first) if x is None else (first, x)
-    x, weights = e3nn.as_irreps_array(x), None
-    if first is not None and num_indexed_weights is None:
+    x = e3nn.as_irreps_array(x)
+    if first is not None:
         dtype = jnp.asarray(getattr(first, "array", first)).dtype
-        first, weights = (first, None) if jnp.issubdtype(dtype, jnp.integer) else (None, first)
-    check_index(first, num_indexed_weights)
-    return None if first is None else nearest(first, num_indexed_weights), weights, x
+        if not jnp.issubdtype(dtype, jnp.integer):
+            if num_indexed_weights is None:
+                return None, first, x
+            raise ValueError(f"index must be of integers, got {dtype}")
+    if (first is None) != (num_indexed_weights is None):
+        raise ValueError("index is needed with num_indexed_weights, and only with it")
+    return None if first is None else nearest(first, num_indexed_weights), None, x
 
 
 def computed_by_e3nn(module, weights=None) -> str:

@@ -60,7 +60,9 @@ def symmetric_contraction(
     mul, num_paths = x.irreps[0].mul, sum(count for *_, count in paths)
     weights, index = _checked(weights, index, (num_paths, mul), x.shape[:-1])
     if index is not None and backend != "llvm":
-        weights, index = _gathered(weights, index), None
+        # its gradient is a sum over rows, in float32 or better
+        wide = weights.astype(jnp.promote_types(weights.dtype, jnp.float32))
+        weights, index = wide[index].astype(weights.dtype), None
     dtype = jnp.result_type(x.dtype, weights.dtype)
     x, weights = x.astype(dtype), weights.astype(dtype)
     if backend == "e3nn":
@@ -146,9 +148,3 @@ def _checked(weights, index, shape, batch_axes):
     if len(weights) == 1:  # such as those of one species
         return weights[0], None
     return weights, jnp.broadcast_to(nearest(index, len(weights)), batch_axes)
-
-
-def _gathered(weights, index):
-    """Return the weights of each row; their gradient is a sum over rows, in float32 or better."""
-    wide = weights.astype(jnp.promote_types(weights.dtype, jnp.float32))
-    return wide[index].astype(weights.dtype)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
+from jax.lax import GatherScatterMode
 
 from eqfuse.fuse.match import as_rows
 from eqfuse.fuse.moves import (
@@ -19,14 +20,13 @@ from eqfuse.fuse.moves import (
     Rewrite,
     gather_rows,
     guarded,
-    is_broken,
+    is_within,
     outputs_of,
     outside,
     placed,
 )
 from eqfuse.fuse.polynomials import Unfit
 from eqfuse.fuse.row_polynomials import RowPolynomials
-from eqfuse.ops.ir.form import Form
 from eqfuse.ops.transforms.trace import Node, Trace, bind
 
 MOST_PASSES = 64
@@ -41,7 +41,7 @@ def commuted(closed: ClosedJaxpr, known: dict, note) -> Trace:
     for _ in range(MOST_PASSES):
         trace = Trace(closed, known)
         rows = RowPolynomials(trace)
-        if not any(map(rows.is_product, range(len(trace.nodes)))):
+        if not any(map(rows.is_product, trace.nodes)):
             return trace
         found = {}
         for node in (n for n in trace.nodes if n.name == "eqfuse_linear_form"):
@@ -52,22 +52,10 @@ def commuted(closed: ClosedJaxpr, known: dict, note) -> Trace:
             return trace
 
         def moved(*arrays, trace=trace, found=found):
-            return outputs_of(trace, arrays, found, _as_it_is)
+            return outputs_of(trace, arrays, found, bind)
 
         closed = jax.make_jaxpr(moved)(*closed.in_avals)
     return trace
-
-
-def _as_it_is(node: Node, arrays) -> list:
-    return bind(node.eqn, arrays)
-
-
-def _plain_linear(node: Node) -> Form | None:
-    """Return the form of a node that is a Linear of one array, with weights for all rows."""
-    form = node.params["form"]
-    rows = [not o.matrix for o in form.operands]
-    is_plain = sum(rows) == 2 and rows[0] and len(form.outputs) == 1 and not form.num_sets
-    return form if is_plain and rows[-1] else None
 
 
 def _placed(array, scales, columns):
@@ -82,8 +70,10 @@ def _placed(array, scales, columns):
 
 def linear_of_gathered(trace: Trace, rows: RowPolynomials, node: Node) -> Rewrite | None:
     """Return `linear(x[senders])`, as jraph's `update_edge_fn` has it, as `linear(x)[senders]`."""
-    if (form := _plain_linear(node)) is None:
-        return None
+    form = node.params["form"]
+    first, *others, last = (not o.matrix for o in form.operands)
+    if not (first and last) or any(others) or len(form.outputs) > 1 or form.num_sets:
+        return None  # not of one array, or not with weights for all rows
     value, *weights = node.inputs
     ends: dict[tuple, list] = {}
     for key, terms in rows.of(value).terms.items():
@@ -98,7 +88,7 @@ def linear_of_gathered(trace: Trace, rows: RowPolynomials, node: Node) -> Rewrit
     gathers = [gather for parts in ends.values() for gather, *_ in parts]
     dtypes = {trace.avals[v].dtype for v in (value, *(g.value for g in gathers))}
     has_bias = any(t.x is None for t in form.terms)
-    fills = {fill for _, mode, fill, _ in ends if mode == "FILL_OR_DROP"}
+    fills = {fill for _, mode, fill, _ in ends if mode is GatherScatterMode.FILL_OR_DROP}
     if len(dtypes) > 1 or fills - {0} or (has_bias and (fills or len(ends) > 1)):
         return None
 
@@ -107,17 +97,15 @@ def linear_of_gathered(trace: Trace, rows: RowPolynomials, node: Node) -> Rewrit
         for (index, mode, fill, count), parts in ends.items():
             first, *more = (_placed(as_rows(g, of[g.value]), *own) for g, *own in parts)
             x, at = sum(more, first), of[index]
-            if is_broken(trace, index, count, mode):
+            # a broken promise: JAX reads the nearest row, adds to none, and either is derived so
+            is_promised = mode is GatherScatterMode.PROMISE_IN_BOUNDS
+            if is_promised and not is_within(trace, index, count):
                 x = jnp.concatenate([x, gather_rows(x, outside(x), mode, fill)])
                 at = placed(at, count, count)
-            gathered.append(gather_rows(_linear_of(node, x, of), at, mode, fill))
+            params = node.params | {"num_rows": len(x)}
+            [z] = node.eqn.primitive.bind(x, *map(of.get, weights), **params)
+            gathered.append(gather_rows(z, at, mode, fill))
         return functools.reduce(jnp.add, gathered)
 
     indices = (index for index, *_ in ends)
     return Rewrite(node, (*(g.value for g in gathers), *indices, *weights), function)
-
-
-def _linear_of(node: Node, x, of: dict):
-    """Return what the Linear of a node makes of other rows."""
-    weights = (of[w] for w in node.inputs[1:])
-    return node.eqn.primitive.bind(x, *weights, **node.params | {"num_rows": len(x)})[0]

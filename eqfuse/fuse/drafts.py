@@ -42,16 +42,19 @@ class Draft:
         return Draft(tuple(slots), self.values)
 
 
-def drafts_of(row: Polynomial, product, form: Form, operands: list[Polynomial]) -> list[Draft]:
+def drafts_of(
+    row: Polynomial, product, group: int, form: Form, operands: list[Polynomial]
+) -> list[Draft]:
     """Return the paths of a row that is made of a product and, beside it, of its left operand.
 
-    `product` is the name of the product, and `operands` are the rows of its form's inputs.
+    `product` is the name of the product, of which each row is `group` of its form, and `operands`
+    are the rows of the form's inputs.
     """
     inputs = [monomials(o) for o in operands]
     paths, rest = [], []
     for key, terms in row.terms.items():
         if key.count(product) == 1:
-            paths += _of_product(key, terms, product, form, inputs)
+            paths += _of_product(key, terms, product, group, form, inputs)
         elif product in key:
             raise Unfit("the product is multiplied with itself")
         elif not key:
@@ -84,27 +87,27 @@ def _elements(operand: Operand, segment: Segment, mul: int, group: int) -> np.nd
     return segment.offset + rows.reshape(-1, 1) + segment.component_stride * np.arange(segment.dim)
 
 
-def _of_product(key, terms: Terms, product, form: Form, inputs) -> list[Draft]:
+def _of_product(key, terms: Terms, product, group: int, form: Form, inputs) -> list[Draft]:
     """Return the drafts of those terms that have the product as one factor."""
     at = key.index(product)
     others = [n for n in range(len(key)) if n != at]
     order = np.argsort(terms.index[:, at], kind="stable")
     element = terms.index[order, at]
     [out] = form.outputs
-    size = out.size * product.group
+    size = out.size * group
     first = np.searchsorted(element, np.arange(size))
     count = np.searchsorted(element, np.arange(size), side="right") - first
     drafts = []
     for path in form.paths:
         segment = out.segments[path.output.segment]
-        elements = _elements(out, segment, segment.mul, product.group)  # [channels, components]
+        elements = _elements(out, segment, segment.mul, group)  # [channels, components]
         component = np.array([c[-1] for c, _ in path.terms])
         if (count[elements] != count[elements][:, :1]).any():
             raise Unfit(
                 "components of one irrep are treated differently: give each irrep one weight, "
                 "as in messages * weights"
             )
-        factors = _factors(form, path, inputs, product.group)
+        factors = _factors(form, path, inputs, group)
         for copy in range(int(count[elements].max(initial=0))):
             read = count[elements][:, 0] > copy
             for channels, slots, values in factors:
@@ -240,10 +243,8 @@ def _runs(draft: Draft) -> list[Draft]:
     runs, first, count = [], 0, len(lines)
     while first < count:
         last = first + 1
-        if last < count and same[first]:
-            step = steps[first]
-            while last < count and same[last - 1] and (steps[last - 1] == step).all():
-                last += 1
+        while last < count and same[last - 1] and (steps[last - 1] == steps[first]).all():
+            last += 1
         slots = (dataclasses.replace(s, elements=s.elements[first:last]) for s in draft.slots)
         runs.append(Draft(tuple(slots), draft.values[first:last]))
         first = last
@@ -310,7 +311,6 @@ def _segment(slot: Slot, channels: bool) -> Segment:
     component = int(elements[0, 1] - elements[0, 0]) if dim > 1 else 1
     channel = int(elements[1, 0] - elements[0, 0]) if mul > 1 else dim
     segment = Segment(int(elements[0, 0]), mul, dim, channel, component)
-    expected = segment.offset + channel * np.arange(mul)[:, None] + component * np.arange(dim)
-    if (expected != elements).any() or min(channel, component) < 1:
+    if (segment.elements() != elements).any() or min(channel, component) < 1:
         raise Unfit("components of an irrep are not evenly spaced")
     return segment

@@ -22,7 +22,7 @@ from eqfuse.ops.backends.activations import UnknownActivationError, traced
 from eqfuse.ops.ir.functions import FUNCTIONS
 from eqfuse.ops.ir.fused import IDENTITY, Activation, Gate, Part, Tile
 from eqfuse.ops.ir.linear import Linear
-from eqfuse.ops.transforms.trace import FLOATS, Trace, bind
+from eqfuse.ops.transforms.trace import FLOATS, Node, Trace, bind
 
 ELEMENTWISE = FUNCTIONS.keys() | {"add_any", "select_n", "clamp"}
 """Primitives that activations are made of, where one operand is an array and others numbers."""
@@ -82,8 +82,8 @@ class _GateRows(RowPolynomials):
                     self.activations.add(value)  # of a scaled one, polynomials follow the scale
         super().__init__(trace)
 
-    def starts(self, number: int) -> bool:
-        return any(v == self.z or v in self.activations for v in self.trace.nodes[number].outputs)
+    def starts(self, node: Node) -> bool:
+        return any(v == self.z or v in self.activations for v in node.outputs)
 
     def _follow(self, value: int, axes: tuple[int, ...] | None) -> Polynomial:
         is_leaf = value == self.z or value in self.activations
@@ -98,16 +98,15 @@ class _GateRows(RowPolynomials):
 
     def function(self, value: int) -> Callable:
         """Return the function of a number that an activation is of each element of its root."""
-        root, nodes, numbers, todo = self.roots[value], {}, {}, [value]
+        root, made, numbers, todo = self.roots[value], set(), {}, [value]
         while todo:
             v = todo.pop()
             if (number := self.trace.uniform(v)) is not None:
                 numbers[v] = number
             elif v != root:
-                place, _ = self.trace.producer[v]
-                nodes[place] = self.trace.nodes[place]
-                todo += nodes[place].inputs
-        nodes = [nodes[place] for place in sorted(nodes)]
+                made.add(self.trace.producer[v])
+                todo += self.trace.producer[v].inputs
+        nodes = [node for node in self.trace.nodes if node in made]
 
         def function(x):
             known = {root: x}
@@ -115,7 +114,7 @@ class _GateRows(RowPolynomials):
                 is_real = jnp.issubdtype(n.dtype, jnp.floating)
                 known[v] = jnp.asarray(n, x.dtype if is_real else n.dtype)
             for node in nodes:
-                [known[node.outputs[0]]] = bind(node.eqn, map(known.get, node.inputs))
+                [known[node.outputs[0]]] = bind(node, map(known.get, node.inputs))
             return known[value]
 
         return function

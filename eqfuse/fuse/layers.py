@@ -8,13 +8,14 @@ import math
 import e3nn_jax as e3nn
 import jax.numpy as jnp
 import numpy as np
+from jax.lax import GatherScatterMode
 
 from eqfuse.fuse.gate import gates_behind
 from eqfuse.fuse.match import CONVERT, Match, as_rows, match_product
-from eqfuse.fuse.moves import Gathered, add_rows, gather_rows, is_within, outside, placed, summed
-from eqfuse.fuse.polynomials import Polynomial, Unfit
+from eqfuse.fuse.moves import Gathered, gather_rows, is_within, outside, placed, summed
+from eqfuse.fuse.polynomials import Unfit
 from eqfuse.fuse.reads import elements_of, restricted
-from eqfuse.fuse.row_polynomials import ROWS, ArrayFactor, ProductFactor, RowPolynomials
+from eqfuse.fuse.row_polynomials import ROWS, ArrayFactor, RowPolynomials
 from eqfuse.ops._edges import Edges
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
 from eqfuse.ops.ir.fused import Fused
@@ -48,7 +49,7 @@ class Ends:
 
     senders: int  # a value of the trace, [rows]
     receivers: int
-    scatter: str  # the mode
+    scatter: GatherScatterMode
     masks: tuple[Mask, ...]  # edges that add nothing
     num_sources: int  # nodes that rows are gathered from
     num_nodes: int  # nodes that rows are added to
@@ -86,9 +87,10 @@ class Ends:
     def reduced(self, rows):
         """Return the rows of the nodes, to which those out of range are added as JAX does."""
         out = rows[: self.num_nodes]
-        if self.within or self.scatter == "FILL_OR_DROP":
+        if self.within or self.scatter is GatherScatterMode.FILL_OR_DROP:
             return out
-        return add_rows(out, outside(out), rows[self.most : self.most + 2], self.scatter)
+        options = {"mode": self.scatter, "wrap_negative_indices": False}
+        return out.at[outside(out)].add(rows[self.most : self.most + 2], **options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,19 +133,13 @@ class GraphProduct:
         return out if self.start is None else arrays[self.start] + out
 
 
-def graph_products(trace: Trace, rows: RowPolynomials, number: int) -> list:
+def graph_products(trace: Trace, rows: RowPolynomials, node: Node) -> list:
     """Return the value and product of `scatter_sum(product(x[senders], y) * w)`, or raise Unfit."""
-    scatter = summed(trace, number)
+    scatter = summed(trace, node)
     if scatter is None:
         raise Unfit("a sum of parts of rows, or along other axes")
     updates, masks = without_masks(trace, rows, scatter.updates)
-    product = _of_row(trace, rows, scatter, rows.of(*updates), masks)
-    return [(trace.nodes[number].outputs[0], product)]
-
-
-def _of_row(trace: Trace, rows: RowPolynomials, scatter, row: Polynomial, masks) -> GraphProduct:
-    """Return the product on a graph of which each edge adds this row."""
-    aval = trace.avals[scatter.start]
+    row, aval = rows.of(*updates), trace.avals[scatter.start]
     dtype = trace.avals[scatter.updates].dtype
     if dtype != aval.dtype:
         raise Unfit(f"dtypes change in the sum: {CONVERT}")
@@ -170,7 +166,8 @@ def _of_row(trace: Trace, rows: RowPolynomials, scatter, row: Polynomial, masks)
     within = all(is_within(trace, index, count) for index, count in ends)
     ends = Ends(first.index, scatter.index, scatter.mode, tuple(masks), *sizes, within)
     zero = trace.uniform(scatter.start) == 0
-    return GraphProduct(product, ends, None if zero else scatter.start, tuple(aval.shape))
+    start = None if zero else scatter.start
+    return [(node.outputs[0], GraphProduct(product, ends, start, tuple(aval.shape)))]
 
 
 def without_masks(trace: Trace, rows: RowPolynomials, value: int) -> tuple[tuple, list[Mask]]:
@@ -180,7 +177,7 @@ def without_masks(trace: Trace, rows: RowPolynomials, value: int) -> tuple[tuple
     """
     masks, axes = [], ROWS
     unmasked = value, axes
-    while (node := trace.node(value)) is not None:
+    while (node := trace.producer.get(value)) is not None:
         if node.name == "reshape" and (axes := rows.before_reshape(node, axes)):
             value = node.inputs[0]
             continue
@@ -252,23 +249,21 @@ class Layer:
         return _fused.evaluate(self.call, floats, integers)[: self.num_rows]
 
 
-def layers(trace: Trace, rows: RowPolynomials, number: int) -> list[tuple[int, Layer]]:
+def layers(trace: Trace, rows: RowPolynomials, node: Node) -> list[tuple[int, Layer]]:
     """Return the Linear of a product that a node computes, and with the gate behind it, by value.
 
     Of rows they are those of SEGNN, `gate(linear(product(x, y)))`. Of sums over edges they are
     NequIP's, of which one kernel is faster for few nodes on a GPU.
     Raises Unfit where the node computes something else, or kernels of the parts are faster.
     """
-    node = trace.nodes[number]
     value, scale = _read(trace, rows, node.inputs[0]) or (None, 1.0)
     num_rows = node.params["num_rows"]
-    made, inside = trace.producer.get(value, (None,))[0], frozenset()
-    if made is not None and rows.is_product(made):
-        product = trace.nodes[made]
+    product, inside = trace.producer.get(value), frozenset()
+    if product is not None and rows.is_product(product):
         form, backend, count = (product.params[n] for n in ("form", "backend", "num_rows"))
         dtypes, nodes, rows_of = {trace.avals[v].dtype for v in product.inputs}, 0, count
-    elif made is not None and summed(trace, made) is not None:
-        [(_, product)] = graph_products(trace, rows, made)
+    elif product is not None and summed(trace, product) is not None:
+        [(_, product)] = graph_products(trace, rows, product)
         form, backend, dtypes = product.match.form, product.match.backend, {product.match.dtype}
         nodes, rows_of, inside = product.ends.count, product.ends.num_nodes, frozenset([value])
         count = trace.avals[product.ends.senders].shape[0]
@@ -314,11 +309,9 @@ def _scaled(form: Form, scale: float) -> Form:
 def _read(trace: Trace, rows: RowPolynomials, value: int) -> tuple[int, float] | None:
     """Return the value that another is a number times, through moves, and it; None for others."""
     [(key, terms), *others] = rows.of(value).terms.items() or [((), None)]
-    if others or len(key) != 1 or not isinstance(key[0], ArrayFactor | ProductFactor):
-        return None
-    if isinstance(key[0], ArrayFactor) and key[0].axes != ROWS:
-        return None  # a matrix that is transposed
-    of = key[0].value if isinstance(key[0], ArrayFactor) else trace.nodes[key[0].node].outputs[0]
+    if others or len(key) != 1 or not isinstance(key[0], ArrayFactor) or key[0].axes != ROWS:
+        return None  # or a matrix that is transposed
+    of = key[0].value
     in_order = np.array_equal(terms.index[np.argsort(terms.place), 0], np.arange(len(terms.place)))
     own, after, scales = trace.avals[of], trace.avals[value], np.unique(terms.scale)
     same = (own.shape, own.dtype) == (after.shape, after.dtype) and len(scales) == 1

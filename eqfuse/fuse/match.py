@@ -16,7 +16,7 @@ import numpy as np
 from eqfuse.fuse.drafts import ONE, Draft, Slot, drafts_of, form_of, names_beside
 from eqfuse.fuse.moves import Gathered
 from eqfuse.fuse.polynomials import Polynomial, Unfit, variable
-from eqfuse.fuse.row_polynomials import ROWS, ArrayFactor, ProductFactor, RowPolynomials, row_shape
+from eqfuse.fuse.row_polynomials import ArrayFactor, RowPolynomials, row_shape
 from eqfuse.ops.ir.form import Form, Index, Role
 from eqfuse.ops.transforms.trace import FLOATS, Trace
 
@@ -83,32 +83,29 @@ class Match:
 
 def match_product(trace: Trace, rows: RowPolynomials, row: Polynomial, dtype) -> Match:
     """Return the form on a graph that gives a row from arrays of a dtype, or raise Unfit."""
-    products = {name for key in row.terms for name in key if isinstance(name, ProductFactor)}
+    products = {name: rows.product(name) for key in row.terms for name in key}
+    products = {name: made for name, made in products.items() if made is not None}
     if not products:
         raise Unfit("no product is summed")
     if len(products) > 1:
         raise Unfit("several products are added")
-    [product] = products
-    node = trace.nodes[product.node]
+    [(product, (node, group))] = products.items()
     form, backend = node.params["form"], node.params["backend"]
     operands = [
-        rows.grouped(v, product.group)
+        rows.grouped(v, group)
         if o.index is Index.ROW
         else variable(ArrayFactor(v, None), tuple(trace.avals[v].shape))
         for v, o in zip(node.inputs, form.inputs, strict=True)
     ]
     if None in operands:
         raise Unfit("an operand of the product has channels on an axis in an unknown order")
-    drafts = [
-        d.renamed(lambda name: (_plain(name, trace), 0))
-        for d in drafts_of(row, product, form, operands)
-    ]
+    drafts = drafts_of(row, product, group, form, operands)
     roles: dict = {}
     for operand, polynomial in zip(form.inputs, operands, strict=True):
         for key in polynomial.terms:
             main = [n for n in key if isinstance(n, Gathered)] or list(key[:1])
             for name in main[:1]:
-                roles.setdefault(_plain(name, trace), operand.role)
+                roles.setdefault(name, operand.role)
     for name in names_beside(drafts):
         roles.setdefault(name, Role.LEFT)
     names = list(dict.fromkeys(s.name for d in drafts for s in d.slots if s.name is not None))
@@ -195,10 +192,3 @@ def _weights_of(draft: Draft, extra: set):
     shape = len(slots[0].elements), max(s.elements.shape[1] for s in slots)
     index = np.stack([np.broadcast_to(s.elements, shape) for s in slots], axis=-1)
     return tuple(s.name for s in slots), index
-
-
-def _plain(name, trace: Trace):
-    """Return a name of an array: products that are operands are arrays."""
-    if isinstance(name, ProductFactor):
-        return ArrayFactor(trace.nodes[name.node].outputs[0], ROWS)
-    return name

@@ -7,9 +7,9 @@ import contextvars
 import dataclasses
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.lax import GatherScatterMode
 
 from eqfuse import _jax_compat
 from eqfuse.fuse.polynomials import Unfit
@@ -64,16 +64,17 @@ def outputs_of(trace: Trace, arrays, replaced: dict[int, object], bind) -> list:
     `bind` gives the outputs of a node from its inputs.
     """
     values, nodes = needed(trace, replaced)
+    computed = set(nodes)
     env = dict(trace.given) | dict(zip(trace.inputs, arrays, strict=True))
     shared: dict = {}
-    for number, node in enumerate(trace.nodes):
+    for node in trace.nodes:
         for v in node.outputs:
             if v in values and v in replaced:
                 result, aval = replaced[v].compute(env, shared), trace.avals[v]
                 if (result.shape, result.dtype) != (aval.shape, aval.dtype):
                     raise ValueError(f"{result.dtype}{result.shape} is in the place of {aval}")
                 env[v] = result
-        if number in nodes:
+        if node in computed:
             results = bind(node, [env[v] for v in node.inputs])
             env.update(zip(node.outputs, results, strict=True))
     return [env[v] for v in trace.outputs]
@@ -85,17 +86,16 @@ class Gathered:
 
     value: int  # [nodes, ...]
     index: int  # integers, [rows]
-    mode: str  # of `jax.lax.gather`
+    mode: GatherScatterMode
     fill: float | None  # what a row out of range is made of, in mode FILL_OR_DROP
 
 
-def _index_of_rows(trace: Trace, number: int, name: str) -> int | None:
+def _index_of_rows(trace: Trace, node: Node, name: str) -> int | None:
     """Return the vector by which a node of this name reads, or adds, whole rows of nodes."""
-    node = trace.nodes[number]
     if node.name != name or not moves_rows(trace, node) or not trace.avals[node.inputs[0]].shape[0]:
         return None
     value = node.inputs[1]  # [rows, 1]
-    node = trace.node(value)
+    node = trace.producer.get(value)
     if node is None or node.name not in ("broadcast_in_dim", "reshape", "expand_dims"):
         return None
     [inner] = node.inputs[:1]
@@ -107,13 +107,13 @@ def _index_of_rows(trace: Trace, number: int, name: str) -> int | None:
     return trace.first_equal(inner)  # indices that are made twice of one array are the same
 
 
-def gathered(trace: Trace, number: int) -> Gathered | None:
+def gathered(trace: Trace, node: Node) -> Gathered | None:
     """Return the array that a node gathers whole rows of nodes from, one for each row."""
-    node, index = trace.nodes[number], _index_of_rows(trace, number, "gather")
+    index = _index_of_rows(trace, node, "gather")
     if index is None or trace.avals[node.inputs[0]].dtype.name not in FLOATS:
         return None
-    fill, mode = None, mode_of(node.params)
-    if mode == "FILL_OR_DROP":
+    fill, mode = None, GatherScatterMode.from_any(node.params["mode"])
+    if mode is GatherScatterMode.FILL_OR_DROP:
         fill = node.params["fill_value"]
         fill = np.nan if fill is None else float(fill)
     return Gathered(node.inputs[0], index, mode, fill)
@@ -126,16 +126,16 @@ class Scatter:
     start: int
     index: int
     updates: int
-    mode: str
+    mode: GatherScatterMode
 
 
-def summed(trace: Trace, number: int) -> Scatter | None:
+def summed(trace: Trace, node: Node) -> Scatter | None:
     """Return the rows that a node sums, if it adds whole rows to nodes."""
-    node, index = trace.nodes[number], _index_of_rows(trace, number, "scatter-add")
+    index = _index_of_rows(trace, node, "scatter-add")
     if index is None:
         return None
     start, _, updates = node.inputs
-    return Scatter(start, index, updates, mode_of(node.params))
+    return Scatter(start, index, updates, GatherScatterMode.from_any(node.params["mode"]))
 
 
 def is_within(trace: Trace, index: int, count: int) -> bool:
@@ -144,36 +144,16 @@ def is_within(trace: Trace, index: int, count: int) -> bool:
     return known is not None and bool(((known >= 0) & (known < count)).all())
 
 
-def is_broken(trace: Trace, index: int, count: int, mode: str) -> bool:
-    """Return whether indices may be out of a range that is promised to hold them.
-
-    Then JAX reads the nearest row and adds to none, and the derivative of either is the other.
-    """
-    return mode == "PROMISE_IN_BOUNDS" and not is_within(trace, index, count)
-
-
 def placed(index, count: int, most: int):
     """Return indices as int32: `most` where they are below [0, count), one more where above."""
     index = jnp.asarray(as_int32(index))
     return jnp.where(index < 0, most, jnp.where(index < count, index, most + 1))
 
 
-def gather_rows(array, index, mode: str = "PROMISE_IN_BOUNDS", fill=None):
-    mode = jax.lax.GatherScatterMode[mode]
+def gather_rows(array, index, mode: GatherScatterMode, fill):
     return array.at[index].get(mode=mode, fill_value=fill, wrap_negative_indices=False)
-
-
-def add_rows(start, index, rows, mode: str = "PROMISE_IN_BOUNDS"):
-    """Return an array with rows added to those that the index names."""
-    mode = jax.lax.GatherScatterMode[mode]
-    return start.at[index].add(rows, mode=mode, wrap_negative_indices=False)
 
 
 def outside(rows):
     """Return an index below the range of rows, and one above."""
     return jnp.array([-1, len(rows)])
-
-
-def mode_of(params) -> str:
-    """Return the mode by name; no mode is that of `jax.lax`, FILL_OR_DROP."""
-    return getattr(params.get("mode"), "name", "FILL_OR_DROP")

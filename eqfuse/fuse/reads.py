@@ -9,48 +9,43 @@ import numpy as np
 from eqfuse.fuse.polynomials import Unfit
 from eqfuse.fuse.row_polynomials import FOLLOWED, RowPolynomials
 from eqfuse.ops.ir.form import Form, Segment, SegmentRef
-from eqfuse.ops.transforms.trace import Node, Trace
+from eqfuse.ops.transforms.trace import Node
 
 
-def readers(
-    trace: Trace, rows: RowPolynomials, value: int, nodes: set[int]
-) -> tuple[set[int], list[Node]]:
+def readers(rows: RowPolynomials, value: int, nodes: list[Node]) -> tuple[set[int], list[Node]]:
     """Return what moves and arithmetic make of a value's rows, and the nodes that read any of it.
 
     Those alone that are in `nodes`. A sum over rows, or a product of two of them, reads them.
     """
     made, others = {value}, []
     [[own]] = rows.of(value).terms or [[None]]
-    for node in (trace.nodes[n] for n in sorted(nodes)):
+    for node in nodes:
         if made.isdisjoint(node.inputs):
             continue
-        if node.name in FOLLOWED and all(_is_of(trace, rows, v, own, made) for v in node.outputs):
+        if node.name in FOLLOWED and all(_is_of(rows, v, own, made) for v in node.outputs):
             made.update(node.outputs)
         else:
             others.append(node)
     return made, others
 
 
-def _is_of(trace: Trace, rows: RowPolynomials, value: int, own, made: set[int]) -> bool:
+def _is_of(rows: RowPolynomials, value: int, own, made: set[int]) -> bool:
     """Return whether all that the rows of a value have of those that are made is `own`."""
     try:
         row = rows.of(value)
     except Unfit:
         return False
     others = {name for key in row.terms for name in key} - {own}
-    values = {trace.nodes[n.node].outputs[0] if hasattr(n, "node") else n.value for n in others}
-    return values.isdisjoint({*made, value})
+    return {name.value for name in others}.isdisjoint({*made, value})
 
 
-def columns_read(
-    trace: Trace, rows: RowPolynomials, value: int, nodes: set[int], read: set[int]
-) -> set[int]:
+def columns_read(rows: RowPolynomials, value: int, nodes: list[Node], read: set[int]) -> set[int]:
     """Return which elements of the rows of a value are read.
 
     The needed `nodes` read it, and ops and the result the values in `read`.
     """
     [[own]] = rows.of(value).terms or [[None]]
-    made, others = readers(trace, rows, value, nodes)
+    made, others = readers(rows, value, nodes)
     ends: list[tuple] = [(v, None) for v in made & read]
     for node in others:
         ends += [(v, _read_by(node, v)) for v in made.intersection(node.inputs)]

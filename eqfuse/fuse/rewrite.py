@@ -86,7 +86,7 @@ def rewritten(closed: ClosedJaxpr, arrays, entries: list[tuple], known) -> list:
     ops = _ops(trace, found)
 
     def computed(node: Node, given) -> list:
-        return _computed(node.eqn, given, found, [trace.constant(v) for v in node.inputs])
+        return _computed(node, given, found, [trace.constant(v) for v in node.inputs])
 
     outputs = outputs_of(trace, arrays, ops, computed)
     entries += found
@@ -96,54 +96,52 @@ def rewritten(closed: ClosedJaxpr, arrays, entries: list[tuple], known) -> list:
 def _ops(trace: Trace, entries: list[tuple]) -> dict[int, object]:
     """Return the ops that compute values of a trace, by value."""
     rows = RowPolynomials(trace)
-    products = [n for n in range(len(trace.nodes)) if rows.is_product(n)]
-    if not products:
+    if not any(map(rows.is_product, trace.nodes)):
         return {}
     ops: dict[int, object] = {}
-    reasons: dict[int, str] = {}
-    behind_of: dict[int, set[int]] = {}
-    for number, node in enumerate(trace.nodes):
+    reasons: dict[Node, str] = {}
+    behind_of: dict[int, set[Node]] = {}
+    for node in trace.nodes:
         if node.name not in MATCHERS:
             continue
-        found = behind_of[node.outputs[0]] = products_behind(trace, rows, number)
+        found = behind_of[node.outputs[0]] = products_behind(trace, rows, node)
 
-        def unfit(reason: str, found=found, number=number, node=node):
-            between = _between(trace, rows, number)
+        def unfit(reason: str, found=found, node=node):
+            between = _between(trace, rows, node)
             if not between or node.name == "scatter-add":  # else others read the rows
                 reasons.update(dict.fromkeys(found, f"{reason}{between}"))
 
         with guarded(unfit):
-            ops |= dict(MATCHERS[node.name](trace, rows, number))
+            ops |= dict(MATCHERS[node.name](trace, rows, node))
     values, nodes = _without_twice(trace, ops)
     ops = {value: op for value, op in ops.items() if value in values}
     read = {v for op in ops.values() for v in op.inputs}.union(trace.outputs)
-    fused: set[int] = set()
+    fused: set[Node] = set()
     for value, op in ops.items():
-        entries.append((_where(trace.node(value)), op.pattern, op.name, FITS))
+        entries.append((_where(trace.producer[value]), op.pattern, op.name, FITS))
         fused = fused.union(*(behind_of.get(v, ()) for v in (value, *op.inside)))
         if hasattr(op, "restricted"):
             with guarded(lambda reason: None):  # then all columns are computed
-                if columns := columns_read(trace, rows, value, nodes, read):
+                if columns := columns_read(rows, value, nodes, read):
                     ops[value] = op.restricted(columns)
-    for number in sorted(nodes.intersection(products)):
-        node = trace.nodes[number]
+    for node in filter(rows.is_product, nodes):
         [value] = node.outputs
-        reason = "its rows are read elsewhere too" if number in fused else reasons.get(number)
+        reason = "its rows are read elsewhere too" if node in fused else reasons.get(node)
         if reason is None:
-            names = {n.name for n in readers(trace, rows, value, nodes)[1]}
+            names = {n.name for n in readers(rows, value, nodes)[1]}
             names = ", ".join(sorted(names)).replace("eqfuse_linear_form", "a Linear")
             names = names or "the result"
             reason = f"its rows go to {names}, not to a sum"
         entries.append((_where(node), "product of rows", "as written", reason))
-    gradients = [n for n in sorted(nodes) if rows.is_gradient(n)]
+    gradients = list(filter(rows.is_gradient, nodes))
     if gradients:
-        where, many = _where(trace.nodes[gradients[0]]), len(gradients)
+        where, many = _where(gradients[0]), len(gradients)
         pattern = f"{many} product{'s' * (many > 1)} of a gradient"
         entries.append((where, pattern, "as written", GRADIENT))
     return ops
 
 
-def _without_twice(trace: Trace, ops: dict[int, object]) -> tuple[set[int], set[int]]:
+def _without_twice(trace: Trace, ops: dict[int, object]) -> tuple[set[int], list[Node]]:
     """Drop ops that compute what another one computes too; return values and nodes still needed.
 
     Rows of a product that are read elsewhere too are computed twice: on a CPU that takes less time
@@ -161,14 +159,13 @@ MATCHERS = {"scatter-add": layers.graph_products, "eqfuse_linear_form": layers.l
 """By primitive: what matches the patterns that begin with it: [(value, op that computes it)]."""
 
 
-def _between(trace: Trace, rows: RowPolynomials, number: int) -> str:
+def _between(trace: Trace, rows: RowPolynomials, node: Node) -> str:
     """Return the primitives between a product and a sum that are not followed, for the report."""
 
-    def follow(n):
-        return bool(products_behind(trace, rows, n))
+    def follow(node):
+        return bool(products_behind(trace, rows, node))
 
-    found = trace.behind(trace.nodes[number].inputs, follow)
-    names = {trace.nodes[n].name for n in found if follow(n)}
+    names = {n.name for n in trace.behind(node.inputs, follow) if follow(n)}
     names = ", ".join(sorted(names - MOVES - ARITHMETIC - {"scatter-add", "eqfuse_form"}))
     advice = f": {CONVERT}" if names == "convert_element_type" else ""
     return f" ({names} between them){advice}" if names else ""
@@ -182,12 +179,12 @@ def _where(node: Node) -> str:
     return ""
 
 
-def _computed(eqn, arrays, entries: list[tuple], constants: list) -> list:
+def _computed(node: Node, arrays, entries: list[tuple], constants: list) -> list:
     """Return the outputs of an equation, the functions in it rewritten.
 
     `constants` has the operands that are known numbers, and None for the others.
     """
-    name, params = eqn.primitive.name, dict(eqn.params)
+    eqn, name, params = node.eqn, node.name, dict(node.params)
     with _jax_compat.same_source(eqn.source_info), eqn.ctx.manager:
         if name in ("remat2", "checkpoint", "remat"):
             function = _replaced(ClosedJaxpr(params["jaxpr"], ()), entries, constants)
@@ -203,7 +200,7 @@ def _computed(eqn, arrays, entries: list[tuple], constants: list) -> list:
         elif name == "cond":
             branches = params["branches"]
             params["branches"] = tuple(_retraced(b, entries, constants[1:]) for b in branches)
-        return bind(eqn, arrays, params)  # `jit` with shardings of its own stays as it is
+        return bind(node, arrays, params)  # `jit` with shardings of its own stays as it is
 
 
 def _retraced(closed: ClosedJaxpr, entries: list[tuple], constants: list) -> ClosedJaxpr:

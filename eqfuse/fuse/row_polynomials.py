@@ -19,7 +19,7 @@ that each is added to, the number before it, and which element of each factor it
     ArrayFactor Gathered [1] [2.] [[0 0]]
 
 So element 0 is twice column 1 of `x[senders]`, and element 1 twice `w` times column 0. Where one
-factor is a product (`ProductFactor`) and the rows are summed, `match.py` makes a form of them.
+factor is a product and the rows are summed, `match.py` makes a form of them.
 """
 
 from __future__ import annotations
@@ -35,10 +35,18 @@ import numpy as np
 from eqfuse.fuse.moves import gathered, summed
 from eqfuse.fuse.polynomials import MOST_TERMS, Polynomial, Unfit, constant, variable
 from eqfuse.ops.ir.form import Index, Role
-from eqfuse.ops.transforms.trace import FLOATS, Trace, computed, free_axes
+from eqfuse.ops.transforms.trace import (
+    FLOATS,
+    VIEWS,
+    Node,
+    Trace,
+    computed,
+    free_axes,
+    matmul_views,
+)
 
-MOVES = frozenset(["slice", "concatenate", "reshape", "transpose", "broadcast_in_dim"])
-MOVES |= frozenset(["split", "squeeze", "copy", "gather"])
+OF_ONE = frozenset(["slice", "split", "reshape", "squeeze", "transpose", "copy"])
+MOVES = OF_ONE | {"concatenate", "broadcast_in_dim", "gather"}
 """Primitives that place elements elsewhere and do nothing else."""
 
 
@@ -65,14 +73,6 @@ ARITHMETIC = frozenset([*OPERATORS, "div", "dot_general", "reduce_sum"])
 FOLLOWED = MOVES | ARITHMETIC | {"convert_element_type"}
 
 
-@dataclasses.dataclass(frozen=True)
-class ProductFactor:
-    """The output of a form over rows: the node of this number."""
-
-    node: int
-    group: int = 1  # how many rows of the form, one after the other, are one row
-
-
 class RowPolynomials:
     """The polynomials of the rows of a trace's values: of moves, gathers, products and sums."""
 
@@ -82,15 +82,15 @@ class RowPolynomials:
         # products, gathers or sums go into these values, and their arithmetic is followed; of all
         # others only moves are: what is computed of them is an operand as it is
         self._multiplied: set[int] = set()
-        for number, node in enumerate(trace.nodes):
+        for node in trace.nodes:
             follows = node.name in FOLLOWED and not self._multiplied.isdisjoint(node.inputs)
-            if follows or self.starts(number):
+            if follows or self.starts(node):
                 self._multiplied.update(node.outputs)
 
-    def starts(self, number: int) -> bool:
+    def starts(self, node: Node) -> bool:
         """Return whether the rows of a node are followed through arithmetic."""
-        is_moved = gathered(self.trace, number) or summed(self.trace, number)
-        return self.is_product(number) or is_moved is not None
+        is_moved = gathered(self.trace, node) or summed(self.trace, node)
+        return self.is_product(node) or is_moved is not None
 
     def of(self, value: int, axes: tuple[int, ...] | None = ROWS) -> Polynomial:
         """Return the rows of a value, which `axes` count; None: one row for all."""
@@ -116,53 +116,46 @@ class RowPolynomials:
             return constant(known)
         if axes is None or value not in trace.producer:
             return self._leaf(value, axes)
-        number, place = trace.producer[value]
-        row = self._row_of_node(number, place, axes)
+        row = self._row_of_node(trace.producer[value], value, axes)
         return self._leaf(value, axes) if row is None else row
 
-    def _row_of_node(self, number: int, place: int, axes: tuple[int, ...]) -> Polynomial | None:
+    def _row_of_node(self, node: Node, value: int, axes: tuple[int, ...]) -> Polynomial | None:
         """Return the rows of an output of a node; None if they are elements of their own."""
-        node = self.trace.nodes[number]
-        shape = self._shape(node.outputs[place])
-        row = row_shape(shape, axes)
-        if axes == ROWS and self.is_product(number) and shape[0] == node.params["num_rows"]:
-            return variable(ProductFactor(number), row)
-        if axes == ROWS and (rows := gathered(self.trace, number)) is not None:
-            return variable(rows, row)
-        if (group := self._group_of_product(node, axes)) is not None:
-            return variable(group, row)
-        if node.name == "concatenate":
-            return self._concatenated(node, axes)
-        if node.name in MOVES:
-            moved = getattr(self, f"_{node.name}")(node, place, axes)
-            return moved and moved[0].take(moved[1](moved[0].labels))
-        if node.name in FOLLOWED and not self._multiplied.isdisjoint(node.outputs):
-            if node.name in OPERATORS:
-                return OPERATORS[node.name](*self._sides(node, axes))
+        if axes == ROWS and (rows := gathered(self.trace, node)) is not None:
+            return variable(rows, row_shape(self._shape(value), axes))
+        if self._group_of_product(node, axes) is not None:
+            return None
+        if node.name in OF_ONE:
+            return self._moved(node, value, axes)
+        is_multiplied = not self._multiplied.isdisjoint(node.outputs)
+        if node.name in OPERATORS and is_multiplied:
+            return OPERATORS[node.name](*self._sides(node, axes))
+        if node.name in MOVES or (node.name in FOLLOWED and is_multiplied):
             return getattr(self, f"_{node.name}")(node, axes)
         return None
 
-    # moves of one array: its rows, and where the numbers of their elements go; None if unknown
-
-    def _copy(self, node, place, axes):
-        return self.of(node.inputs[0], axes), lambda labels: labels
-
-    def _slice(self, node, place, axes):
-        p = node.params
-        before, after = self._shape(node.inputs[0]), self._shape(node.outputs[0])
-        if any(before[a] != after[a] for a in axes):
+    def _moved(self, node, value, axes) -> Polynomial | None:
+        """Follow an array whose elements, or some, are in other places of each row."""
+        before, after, own = self._shape(node.inputs[0]), self._shape(value), axes
+        if node.name in ("reshape", "squeeze"):
+            own = self.before_reshape(node, axes)
+        elif node.name == "transpose":
+            own = tuple(node.params["permutation"][a] for a in axes)
+        elif any(before[a] != after[a] for a in axes):
+            own = None
+        if own is None:
             return None
-        strides = p["strides"] or (1,) * len(p["start_indices"])
-        bounds = zip(p["start_indices"], p["limit_indices"], strides, strict=True)
-        parts = tuple(slice(None) if n in axes else slice(*b) for n, b in enumerate(bounds))
-        return self.of(node.inputs[0], axes), lambda labels: labels[parts]
+        operand = self.of(node.inputs[0], own)
+        if node.name not in VIEWS:
+            return operand.take(operand.labels.reshape(row_shape(after, axes)))
+        views = VIEWS[node.name](operand.labels, **node.params)
+        return operand.take(views[node.outputs.index(value)])
 
-    def _gather(self, node, place, axes):
+    def _gather(self, node, axes):
         """Follow known elements of each row, such as vectors in the order y, z, x."""
         d, sizes = node.params["dimension_numbers"], list(node.params["slice_sizes"])
         indices = self.trace.constant(node.inputs[1])
-        removed = (*d.collapsed_slice_dims, *d.operand_batching_dims)
-        kept = [n for n in range(len(sizes)) if n not in removed]
+        kept = [n for n in range(len(sizes)) if n not in d.collapsed_slice_dims]
         if indices is None or not set(axes) <= set(d.offset_dims) or d.operand_batching_dims:
             return None
         own, before = [kept[d.offset_dims.index(a)] for a in axes], self._shape(node.inputs[0])
@@ -171,20 +164,7 @@ class RowPolynomials:
         sizes = row_shape(sizes, own)
         operand, params = self.of(node.inputs[0], tuple(own)), {"slice_sizes": sizes}
         [labels] = computed(node, [operand.labels, indices], fill_value=-1, **params)
-        return None if (labels < 0).any() else (operand, lambda _: labels)
-
-    def _split(self, node, place, axes):
-        along, sizes = node.params["axis"], node.params["sizes"]
-        if along in axes:
-            return None
-        bounds = np.cumsum([int(s) for s in sizes])[:-1]
-        return self.of(node.inputs[0], axes), lambda a: np.split(a, bounds, axis=along)[place]
-
-    def _reshape(self, node, place, axes):
-        after, own = self._shape(node.outputs[0]), self.before_reshape(node, axes)
-        if own is None:
-            return None
-        return self.of(node.inputs[0], own), lambda labels: labels.reshape(row_shape(after, axes))
+        return None if (labels < 0).any() else operand.take(labels)
 
     def before_reshape(self, node, axes) -> tuple[int, ...] | None:
         """Return the axes that count, before a reshape, what these count after it."""
@@ -201,14 +181,7 @@ class RowPolynomials:
                 return tuple(range(first, last))
         return None
 
-    _squeeze = _reshape
-
-    def _transpose(self, node, place, axes):
-        order = node.params["permutation"]
-        own = tuple(order[a] for a in axes)
-        return self.of(node.inputs[0], own), lambda labels: labels.transpose(order)
-
-    def _broadcast_in_dim(self, node, place, axes):
+    def _broadcast_in_dim(self, node, axes):
         if len(node.inputs) > 1:
             return None
         before, after = self._shape(node.inputs[0]), self._shape(node.outputs[0])
@@ -222,13 +195,10 @@ class RowPolynomials:
             operand = self._leaf(node.inputs[0], None)  # numbers of channels are weights too
         else:
             operand = self.of(node.inputs[0], own)
-        expanded = [1] * len(after)
-        for n, d in enumerate(to):
-            expanded[d] = operand.shape[n]
-        row = row_shape(after, axes)
-        return operand, lambda labels: np.broadcast_to(labels.reshape(expanded), row)
+        [labels] = VIEWS[node.name](operand.labels, row_shape(after, axes), to)
+        return operand.take(labels)
 
-    def _concatenated(self, node, axes) -> Polynomial | None:
+    def _concatenate(self, node, axes) -> Polynomial | None:
         along = node.params["dimension"]
         if along in axes:
             return None
@@ -243,21 +213,29 @@ class RowPolynomials:
             start += size
         return whole
 
-    def _group_of_product(self, node, axes) -> ProductFactor | None:
-        """Return a product whose channels are on axes of their own, as by `mul_to_axis`."""
-        if node.name != "reshape" or node.inputs[0] not in self.trace.producer:
+    def product(self, factor) -> tuple[Node, int] | None:
+        """Return the product over rows that a factor is, and how many rows of it are one row."""
+        node = self.trace.producer.get(factor.value)
+        if node is None or not isinstance(factor, ArrayFactor) or factor.axes is None:
             return None
-        made, _ = self.trace.producer[node.inputs[0]]
+        is_product = factor.axes == ROWS and self.is_product(node)
+        return (node, 1) if is_product else self._group_of_product(node, factor.axes)
+
+    def _group_of_product(self, node, axes) -> tuple[Node, int] | None:
+        """Return a product whose channels are on axes of their own, as by `mul_to_axis`."""
+        made = self.trace.producer.get(node.inputs[0]) if node.name == "reshape" else None
+        if made is None or not self.is_product(made):
+            return None
         shape, before = self._shape(node.outputs[0]), self._shape(node.inputs[0])
         group = math.prod(shape[len(axes) : -1])
         is_grouped = group > 1 and axes == tuple(range(len(axes))) and shape[-1] == before[-1]
-        return ProductFactor(made, group) if is_grouped and self.is_product(made) else None
+        return (made, group) if is_grouped else None
 
     def grouped(self, value: int, group: int) -> Polynomial | None:
         """Return the rows of an operand of a product, `group` of them as one; None if unknown."""
         if group == 1:
             return self.of(value)
-        node, size = self.trace.node(value), self._shape(value)[-1]
+        node, size = self.trace.producer.get(value), self._shape(value)[-1]
         if node is None or node.name != "reshape":
             return None
         [source] = node.inputs
@@ -267,22 +245,21 @@ class RowPolynomials:
             return None
         return Polynomial((1, group * size), self.of(source, tuple(range(axes))).terms)
 
-    def _roles(self, number: int) -> list[Role]:
+    def _roles(self, node: Node) -> list[Role]:
         """Return the roles of the inputs of a form over rows; [] for other nodes."""
-        node = self.trace.nodes[number]
         if node.name != "eqfuse_form" or node.params["form"].on_graph:
             return []
         return [o.role for o in node.params["form"].inputs]
 
-    def is_product(self, number: int) -> bool:
+    def is_product(self, node: Node) -> bool:
         """Return whether a node is a product of two operands over rows."""
-        if self._roles(number) != [Role.LEFT, Role.RIGHT]:
+        if self._roles(node) != [Role.LEFT, Role.RIGHT]:
             return False
-        [out, *others] = self.trace.nodes[number].params["form"].outputs
+        [out, *others] = node.params["form"].outputs
         return not others and out.channels and out.index is Index.ROW
 
-    def is_gradient(self, number: int) -> bool:
-        return Role.OUTPUT in self._roles(number)
+    def is_gradient(self, node: Node) -> bool:
+        return Role.OUTPUT in self._roles(node)
 
     # arithmetic
 
@@ -325,9 +302,8 @@ class RowPolynomials:
         return moved.summed(math.prod(operand.shape[n] for n in along), row)
 
     def _dot_general(self, node, axes):
-        (contract, batch) = node.params["dimension_numbers"]
-        shapes = [self._shape(v) for v in node.inputs]
-        free = free_axes(node.params, shapes)
+        _, batch = node.params["dimension_numbers"]
+        free = free_axes(node.params, [self._shape(v) for v in node.inputs])
         *own, out = (self.trace.avals[v].dtype for v in (*node.inputs, *node.outputs))
         if any(jnp.promote_types(dtype, out) != out for dtype in own):
             return None  # rounded
@@ -344,27 +320,18 @@ class RowPolynomials:
         if any(a is None and self.trace.constant(v) is None for v, a in pairs):
             return None
         operands = [self.of(v, a) for v, a in pairs]
-        sides = zip(operands, contract, batch, free, strict=True)
-        a, b = (operand.labels.transpose(*bs, *fs, *cs) for operand, cs, bs, fs in sides)
-        left = [operands[0].shape[n] for n in free[0]]
-        right = [operands[1].shape[n] for n in free[1]]
-        common = [operands[0].shape[n] for n in batch[0]]
-        summed = [operands[0].shape[n] for n in contract[0]]
-        shape = (*common, *left, *right, *summed)
+        views, kept = matmul_views(node.params, [operand.labels for operand in operands])
+        shape = views[0].shape
         if math.prod(shape) > MOST_TERMS:
             return None
-        a = a.reshape(*common, *left, *[1] * len(right), *summed)
-        b = b.reshape(*common, *[1] * len(left), *right, *summed)
-        a = operands[0].take(np.broadcast_to(a, shape))
-        b = operands[1].take(np.broadcast_to(b, shape))
-        return (a * b).summed(math.prod(summed), (*common, *left, *right))
+        a, b = (operand.take(view) for operand, view in zip(operands, views, strict=True))
+        return (a * b).summed(math.prod(shape[kept:]), shape[:kept])
 
 
-def products_behind(trace: Trace, rows: RowPolynomials, number: int) -> set[int]:
+def products_behind(trace: Trace, rows: RowPolynomials, node: Node) -> set[Node]:
     """Return the products over rows that a node is computed from, through any primitives."""
 
-    def follow(n):
-        return not rows.is_product(n) and trace.nodes[n].name != "scatter-add"
+    def follow(node):
+        return not rows.is_product(node) and node.name != "scatter-add"
 
-    found = trace.behind(trace.nodes[number].inputs, follow)
-    return {n for n in found if rows.is_product(n)}
+    return set(filter(rows.is_product, trace.behind(node.inputs, follow)))

@@ -24,15 +24,22 @@ from eqfuse.ops.ir.program import (
     merged_axes,
     strides_of,
 )
-from eqfuse.ops.transforms.trace import LARGEST_CONSTANT, Node, Trace, free_axes, moves_rows
+from eqfuse.ops.transforms.trace import (
+    LARGEST_CONSTANT,
+    VIEWS,
+    Node,
+    Trace,
+    matmul_views,
+    moves_rows,
+)
 
-VIEWS = frozenset(("reshape", "squeeze", "expand_dims", "reshard", "optimization_barrier"))
+SAME = frozenset(("reshape", "squeeze", "expand_dims", "reshard", "optimization_barrier"))
 """What changes no element; on one device a reshard does not."""
 
 FORM, LINEAR_FORM, ACTIVATION = "eqfuse_form", "eqfuse_linear_form", "eqfuse_activation"
 REDUCTIONS = {"reduce_sum": "add", "reduce_max": "max", "reduce_min": "min"}
 REDUCTIONS |= {"reduce_or": "or", "reduce_and": "and"}
-SAME_NUMBERS = VIEWS | {"broadcast_in_dim", "copy", "copy_p", "stop_gradient"}
+SAME_NUMBERS = SAME | {"broadcast_in_dim", "copy", "copy_p", "stop_gradient"}
 
 MOST_PRODUCTS = 1 << 15
 """Products of one matmul: they fit in the cache of a core. A larger one is faster as XLA's."""
@@ -58,24 +65,6 @@ def first(view: np.ndarray) -> int:
     return view.ctypes.data - NOTHING.ctypes.data
 
 
-def _stretched(x, shape, broadcast_dimensions, sharding=None):
-    """Return a view of x with the axes that `broadcast_in_dim` adds or repeats."""
-    added = [n for n in range(len(shape)) if n not in broadcast_dimensions]
-    return [np.broadcast_to(np.expand_dims(x, added), shape)]
-
-
-MOVES = {
-    "broadcast_in_dim": _stretched,
-    "transpose": lambda x, permutation: [x.transpose(permutation)],
-    "rev": lambda x, dimensions: [np.flip(x, dimensions)],
-    "slice": lambda x, start_indices, limit_indices, strides: [
-        x[tuple(map(slice, start_indices, limit_indices, strides or [1] * x.ndim))]
-    ],
-    "split": lambda x, sizes, axis: np.split(x, np.cumsum(sizes)[:-1], axis),
-}
-"""By primitive: the views of its input that its outputs are."""
-
-
 def dtype_of(aval) -> str:
     is_key = not isinstance(aval.dtype, np.dtype)
     name = str(aval.dtype) if is_key else np.dtype(aval.dtype).name
@@ -96,7 +85,7 @@ def _number(trace: Trace, value: int):
         result = np.ravel(result)
         same = result.tobytes() == result[:1].tobytes() * result.size  # -0 is another number than 0
         return result[0].item() if same else None
-    node = trace.node(value)
+    node = trace.producer.get(value)
     if node is None or node.name not in SAME_NUMBERS | {"convert_element_type"}:
         return None
     number = _number(trace, node.inputs[node.outputs.index(value)])
@@ -137,12 +126,12 @@ class Converter:
             self.numbers[node.outputs[0]] = Number(number)
         elif name in FUNCTIONS:
             self._elementwise(node, name)
-        elif name in VIEWS:
+        elif name in SAME:
             if node.params.get("dimensions") is not None and name == "reshape":
                 raise NoStepError("reshape of a permutation")
             for value, out in zip(node.inputs, node.outputs, strict=True):
                 self.numbers[out] = self.read(value)
-        elif name in MOVES:
+        elif name in VIEWS:
             self._move(node)
         elif node.name in REDUCTIONS:
             self._reduce(node)
@@ -227,7 +216,7 @@ class Converter:
         if len(node.inputs) > 1:
             raise NoStepError("a shape that is not known")
         [value] = node.inputs
-        read, views = self.read(value), MOVES[node.name](self._whole(value), **node.params)
+        read, views = self.read(value), VIEWS[node.name](self._whole(value), **node.params)
         for out, view in zip(node.outputs, views, strict=True):
             if isinstance(read, Number) or not view.size:
                 self.numbers[out] = read if view.size else None
@@ -335,29 +324,22 @@ class Converter:
 
     def rule_dot_general(self, node: Node):
         """Add the products and sums of a small matmul of floats of one kind, of any axes."""
-        contracted, batch = node.params["dimension_numbers"]
         [out] = node.outputs
         dtype = dtype_of(self.aval(out))
         if any(dtype_of(self.aval(v)) != dtype for v in node.inputs) or "float" not in dtype:
             raise NoStepError("a matmul of other dtypes than one kind of floats")
-        shapes = [self.aval(v).shape for v in node.inputs]
-        free = free_axes(node.params, shapes)
-        sizes = [shapes[0][n] for n in (*batch[0], *free[0])] + [shapes[1][n] for n in free[1]]
-        over = [shapes[0][n] for n in contracted[0]]
-        count = math.prod(sizes + over)
+        views, kept = matmul_views(node.params, [*map(self._whole, node.inputs)])
+        sizes, count = views[0].shape, views[0].size
         if count > MOST_PRODUCTS:
             raise NoStepError("matmuls so large that they are XLA's")
-        of_both, first_free = len(batch[0]), len(batch[0]) + len(free[0])
-        missing = range(first_free, len(sizes)), range(of_both, first_free)  # axes of the other one
-        operands = []
-        for n, value in enumerate(node.inputs):
-            view = whole(shapes[n]).transpose((*batch[n], *free[n], *contracted[n]))
-            view = np.broadcast_to(np.expand_dims(view, tuple(missing[n])), sizes + over)
-            operands.append(self.copy(self.array(value), self.new(count, dtype), view))
+        operands = [
+            self.copy(self.array(value), self.new(count, dtype), view)
+            for value, view in zip(node.inputs, views, strict=True)
+        ]
         products = self.new(count, dtype)
         self.steps.append(Elementwise("mul", tuple(operands), products))
-        strides, kept = strides_of(sizes + over), len(sizes)
-        sides = tuple(sizes), strides[:kept], tuple(over), strides[kept:]
+        strides = strides_of(sizes)
+        sides = sizes[:kept], strides[:kept], sizes[kept:], strides[kept:]
         self.steps.append(Reduce("add", (products,), self.result(out), *sides))
 
     # rows by an index

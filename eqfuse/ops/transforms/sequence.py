@@ -29,9 +29,8 @@ MOST = 4_800_000
 
 PLACED = frozenset(("shard_map", "sharding_constraint"))
 """Primitives by which `jit` finds the devices that it compiles for."""
-CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
-CALLS |= {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "remat2": "jaxpr"}
-CALLS |= {"checkpoint": "jaxpr", "remat": "jaxpr"}
+CALLS = dict.fromkeys(("jit", "remat2", "checkpoint", "remat"), "jaxpr")
+CALLS |= dict.fromkeys(("closed_call", "custom_jvp_call", "custom_vjp_call"), "call_jaxpr")
 """The parameter that is the function which an equation calls, by its primitive."""
 
 
@@ -121,7 +120,7 @@ class Sequence:
 
     @functools.cached_property
     def nodes(self) -> list[Node]:
-        return [self.trace.nodes[k] for k in sorted(needed(self.trace, {})[1])]
+        return needed(self.trace, {})[1]
 
     @functools.cached_property
     def dtype(self) -> str:
@@ -137,7 +136,7 @@ class Sequence:
         # indices are checked before a kernel runs, and so what computes them is no part of it
         kernels = [n for n in self.nodes if n.name in KERNELS]
         indices = [v for n in kernels for v in n.inputs[len(n.params["form"].inputs) :]]
-        for node in map(self.trace.nodes.__getitem__, self.trace.behind(indices)):
+        for node in self.trace.behind(indices):
             reasons[node] = reasons[node] or "indices of edges"
         # a node without a step before any kernel would cut the first one in two
         of_kernels: set[int] = set()
@@ -147,7 +146,7 @@ class Sequence:
                 of_kernels.update(node.outputs)
             elif reasons[node]:
                 before += node.inputs
-        for node in map(self.trace.nodes.__getitem__, self.trace.behind(before)):
+        for node in self.trace.behind(before):
             reasons[node] = reasons[node] or "read by what has no step, before any kernel"
         return reasons
 
@@ -183,8 +182,8 @@ class Sequence:
         converter, avals = Converter(self.trace, self.dtype), self.trace.avals
         for node in nodes:
             converter.convert(node)
-        own = set(map(id, nodes))
-        later = {v for n in self.nodes if id(n) not in own for v in n.inputs}
+        own = set(nodes)
+        later = {v for n in self.nodes if n not in own for v in n.inputs}
         later.update(self.trace.outputs)
         outputs = tuple(v for n in nodes for v in n.outputs if v in later and avals[v].size)
         results: list[int] = []
@@ -204,7 +203,7 @@ class Sequence:
         for stage in self.stages:
             if stage.program is None:
                 for node in stage.nodes:
-                    outputs = bind(node.eqn, [env[v] for v in node.inputs])
+                    outputs = bind(node, [env[v] for v in node.inputs])
                     env.update(zip(node.outputs, outputs, strict=True))
                 continue
             given = [

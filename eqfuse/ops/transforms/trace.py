@@ -20,16 +20,34 @@ FLOATS = frozenset(["bfloat16", "float16", "float32", "float64"])
 """Names of the dtypes whose arithmetic is followed; all others, such as random keys, are kept."""
 
 
+def _stretched(x, shape, broadcast_dimensions, sharding=None):
+    """Return a view of x with the axes that `broadcast_in_dim` adds or repeats."""
+    added = [n for n in range(len(shape)) if n not in broadcast_dimensions]
+    return [np.broadcast_to(np.expand_dims(x, added), shape)]
+
+
+VIEWS = {
+    "broadcast_in_dim": _stretched,
+    "transpose": lambda x, permutation: [x.transpose(permutation)],
+    "rev": lambda x, dimensions: [np.flip(x, dimensions)],
+    "slice": lambda x, start_indices, limit_indices, strides: [
+        x[tuple(map(slice, start_indices, limit_indices, strides or [1] * x.ndim))]
+    ],
+    "split": lambda x, sizes, axis: np.split(x, np.cumsum(sizes)[:-1], axis),
+}
+"""By primitive that moves elements: the views of a NumPy array that its outputs are."""
+
+
 def plain_jit(eqn) -> ClosedJaxpr | None:
     """Return the function that an equation is `jit` of, if it is, without shardings of its own."""
-    if eqn.primitive.name not in ("jit", "pjit"):
+    if eqn.primitive.name != "jit":
         return None
     names = ("in_shardings", "out_shardings", "in_layouts", "out_layouts")
     asked = [s for name in names for s in eqn.params.get(name, ())]
     return eqn.params["jaxpr"] if all(map(_jax_compat.is_unspecified, asked)) else None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Node:
     """An equation on numbered values."""
 
@@ -57,7 +75,7 @@ class Trace:
         self._called = called
         self.nodes: list[Node] = []
         self.avals: list = []  # of each value
-        self.producer: dict[int, tuple[int, int]] = {}  # number of the node, place of the output
+        self.producer: dict[int, Node] = {}  # of each value that is not given
         self.given: dict[int, object] = {}  # constants, or tracers of an outer transformation
         self._literals: dict = {}
         self._known: dict = {}
@@ -107,29 +125,23 @@ class Trace:
         if key in self._known:
             return self._known[key]
         outputs = tuple(self._new(v.aval) for v in eqn.outvars)
-        for place, value in enumerate(outputs):
-            self.producer[value] = len(self.nodes), place
         self.nodes.append(Node(eqn, inputs, outputs))
+        self.producer |= dict.fromkeys(outputs, self.nodes[-1])
         if not eqn.effects and self._fixed.issuperset(inputs):
             self._fixed.update(outputs)
         if key is not None:
             self._known[key] = outputs
         return outputs
 
-    def node(self, value: int) -> Node | None:
-        """Return the node that makes a value; None for what is given."""
-        made = self.producer.get(value)
-        return None if made is None else self.nodes[made[0]]
-
-    def behind(self, values, follow: Callable = lambda number: True):
-        """Yield the numbers of the nodes that make some values, through those it is to `follow`."""
+    def behind(self, values, follow: Callable = lambda node: True):
+        """Yield the nodes that make some values, through those it is to `follow`."""
         seen, todo = set(), list(values)
         while todo:
-            number, _ = self.producer.get(todo.pop(), (None, 0))
-            if number is not None and number not in seen:
-                seen.add(number)
-                yield number
-                todo += self.nodes[number].inputs if follow(number) else ()
+            node = self.producer.get(todo.pop())
+            if node is not None and node not in seen:
+                seen.add(node)
+                yield node
+                todo += node.inputs if follow(node) else ()
 
     def constant(self, value: int) -> np.ndarray | None:
         """Return a value that depends on no input, if it is small; None otherwise."""
@@ -152,13 +164,13 @@ class Trace:
             return None
         if value in self.given:
             return np.asarray(self.given[value])
-        node = self.node(value)
+        node = self.producer[value]
         if has_functions(node.params):
             return None
         arrays = [self.constant(v) for v in node.inputs]
         if any(a is None for a in arrays):
             return None
-        return computed(node, arrays)[self.producer[value][1]]
+        return computed(node, arrays)[node.outputs.index(value)]
 
     def uniform(self, value: int) -> np.ndarray | None:
         """Return the number that all elements of a value are, if it is known; None otherwise."""
@@ -171,7 +183,7 @@ class Trace:
         if constant is not None:
             first = constant.reshape(-1)[:1]
             return first[0] if constant.size and (constant == first).all() else None
-        node = self.node(value)
+        node = self.producer.get(value)
         if node is None:
             return None
         if node.name in ("broadcast_in_dim", "reshape"):
@@ -193,6 +205,22 @@ def free_axes(params, shapes) -> list[list[int]]:
     """Return the axes of the operands of a matmul that are neither contracted nor batch axes."""
     sides = zip(shapes, *params["dimension_numbers"], strict=True)
     return [[n for n in range(len(s)) if n not in (*c, *b)] for s, c, b in sides]
+
+
+def matmul_views(params, arrays: list) -> tuple[tuple[np.ndarray, ...], int]:
+    """Return both operands of a matmul as views of its products, and how many axes are not summed.
+
+    Their axes are batch axes, those of the first operand, of the second, and those that are summed.
+    """
+    contracted, batch = params["dimension_numbers"]
+    free = free_axes(params, [a.shape for a in arrays])
+    first, second, end = np.cumsum([len(batch[0]), len(free[0]), len(free[1])]).tolist()
+    missing = range(second, end), range(first, second)  # axes of the other one
+    views = [
+        np.expand_dims(a.transpose((*b, *f, *c)), tuple(m))
+        for a, b, f, c, m in zip(arrays, batch, free, contracted, missing, strict=True)
+    ]
+    return np.broadcast_arrays(*views), end
 
 
 def gather_dimensions(node: Node) -> jax.lax.GatherDimensionNumbers:
@@ -274,24 +302,24 @@ def has_functions(params) -> bool:
     )
 
 
-def bind(eqn, arrays, params: dict | None = None) -> list:
+def bind(node: Node, arrays, params: dict | None = None) -> list:
     """Evaluate an equation in its own context, with its parameters or with `params`."""
+    eqn = node.eqn
     with _jax_compat.same_source(eqn.source_info), eqn.ctx.manager:
         params = eqn.primitive.get_bind_params(dict(eqn.params if params is None else params))
         results = eqn.primitive.bind(*arrays, **params)
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
-def needed(trace: Trace, replaced) -> tuple[set[int], set[int]]:
+def needed(trace: Trace, replaced) -> tuple[set[int], list[Node]]:
     """Return the values and nodes that the outputs need, if ops compute the replaced values."""
-    values, nodes = set(trace.outputs), set()
-    for number in reversed(range(len(trace.nodes))):
-        node = trace.nodes[number]
+    values, nodes = set(trace.outputs), []
+    for node in reversed(trace.nodes):
         wanted = [v for v in node.outputs if v in values]
         for v in wanted:
             if v in replaced:
                 values.update(replaced[v].inputs)
         if node.eqn.effects or any(v not in replaced for v in wanted):
-            nodes.add(number)
+            nodes.append(node)
             values.update(node.inputs)
-    return values, nodes
+    return values, nodes[::-1]

@@ -27,7 +27,8 @@ PRECISIONS = ("ieee", "tf32x3", "tf32")
 TF32X3 = "TF32_TF32_F32_X3"
 """What `jax.default_matmul_precision` calls matmuls of float32 in three products of TF32."""
 
-_ANY_ORDER = "EQFUSE_DETERMINISTIC"
+DETERMINISTIC = "EQFUSE_DETERMINISTIC"
+"""Unless this environment variable is 0, GPUs repeat results to the bit."""
 
 COMPLEX = "complex operands are computed by backend 'e3nn' alone"
 
@@ -75,15 +76,6 @@ def is_set(variable: str) -> bool:
     if text not in ("0", "1"):
         raise ValueError(f"{variable} must be 0 or 1, got {text!r}")
     return text == "1"
-
-
-def is_deterministic() -> bool:
-    """Return whether GPUs must repeat results to the bit: unless EQFUSE_DETERMINISTIC is 0.
-
-    Raises:
-      ValueError: EQFUSE_DETERMINISTIC is neither 0 nor 1.
-    """
-    return is_set(_ANY_ORDER)
 
 
 def matmul_precision(name: str | None = None) -> str:
@@ -137,8 +129,8 @@ def resolve(backend: str | None, op: str = "", *arrays, of_e3nn: str = "") -> st
     if op and arrays and (ops := _recorded.get()) is not None:
         best = _best()
         why = "" if name == best else f"not {best}: {why or availability()[best][1]}"
-        if name == "triton" and not is_deterministic():
-            why += f"{why and '; '}gradients on a graph may not repeat: {_ANY_ORDER} is 0"
+        if name == "triton" and not is_set(DETERMINISTIC):
+            why += f"{why and '; '}gradients on a graph may not repeat: {DETERMINISTIC} is 0"
         ops.append(Op(op, name, why))
     return name
 

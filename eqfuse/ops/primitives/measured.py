@@ -23,7 +23,7 @@ from typing import NamedTuple
 import jax
 
 from eqfuse.ops import _host, _kept
-from eqfuse.ops._backend import is_deterministic, is_set
+from eqfuse.ops._backend import DETERMINISTIC, is_set
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.fused import Fused
 
@@ -61,7 +61,7 @@ class Problem:
     @classmethod
     def of(cls, op, num_rows: int, num_nodes: int, backend: str, dtype) -> Problem:
         sizes = nearest_power(num_rows), nearest_power(num_nodes)
-        deterministic = not num_nodes or backend != "triton" or is_deterministic()
+        deterministic = not num_nodes or backend != "triton" or is_set(DETERMINISTIC)
         return cls(op, *sizes, backend, dtype.name, deterministic)
 
     @functools.cached_property

@@ -223,31 +223,20 @@ def matmul_views(params, arrays: list) -> tuple[tuple[np.ndarray, ...], int]:
     return np.broadcast_arrays(*views), end
 
 
-def gather_dimensions(node: Node) -> jax.lax.GatherDimensionNumbers:
-    """Return the dimension numbers of a gather, or of one of what a scatter adds to."""
-    d = node.params["dimension_numbers"]
-    if node.name == "gather":
-        return d
-    return jax.lax.GatherDimensionNumbers(
-        offset_dims=d.update_window_dims,
-        collapsed_slice_dims=d.inserted_window_dims,
-        start_index_map=d.scatter_dims_to_operand_dims,
-        operand_batching_dims=d.operand_batching_dims,
-        start_indices_batching_dims=d.scatter_indices_batching_dims,
-    )
-
-
 def moves_rows(trace: Trace, node: Node) -> bool:
     """Return whether a gather reads, or a scatter adds, whole rows by indices [..., 1]."""
-    d, (array, indices) = gather_dimensions(node), (trace.avals[v] for v in node.inputs[:2])
-    moved = trace.avals[node.outputs[0] if node.name == "gather" else node.inputs[2]]
-    count = indices.ndim - 1
+    array, indices = (trace.avals[v] for v in node.inputs[:2])
+    d, count = node.params["dimension_numbers"], indices.ndim - 1
+    if node.name == "gather":
+        dims, moved = (d.collapsed_slice_dims, d.start_index_map, d.offset_dims), node.outputs[0]
+    else:
+        dims = d.inserted_window_dims, d.scatter_dims_to_operand_dims, d.update_window_dims
+        moved = node.inputs[2]
     return (
-        tuple(d.collapsed_slice_dims) == (0,) == tuple(d.start_index_map)
-        and not (d.operand_batching_dims or d.start_indices_batching_dims)
-        and tuple(d.offset_dims) == tuple(count + n for n in range(array.ndim - 1))
+        [*map(tuple, dims)] == [(0,), (0,), tuple(range(count, count + array.ndim - 1))]
+        and not d.operand_batching_dims
         and indices.shape[-1:] == (1,)
-        and tuple(moved.shape[count:]) == tuple(array.shape[1:])
+        and tuple(trace.avals[moved].shape[count:]) == tuple(array.shape[1:])
     )
 
 

@@ -14,7 +14,7 @@ from eqfuse.fuse.gate import gates_behind
 from eqfuse.fuse.match import CONVERT, Match, as_rows, match_product
 from eqfuse.fuse.moves import Gathered, gather_rows, is_within, outside, placed, summed
 from eqfuse.fuse.polynomials import Unfit
-from eqfuse.fuse.reads import elements_of, restricted
+from eqfuse.fuse.reads import elements_of
 from eqfuse.fuse.row_polynomials import ROWS, ArrayFactor, RowPolynomials
 from eqfuse.ops._edges import Edges
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
@@ -113,8 +113,11 @@ class GraphProduct:
 
     def restricted(self, columns: set[int]) -> GraphProduct:
         """Return the same with those paths alone that add to some of these columns."""
-        match = dataclasses.replace(self.match, form=restricted(self.match.form, columns))
-        return dataclasses.replace(self, match=match)
+        form, [out] = self.match.form, self.match.form.outputs
+        read = [not columns.isdisjoint(elements_of(s, out.channels)) for s in out.segments]
+        paths = tuple(p for p in form.paths if read[p.output.segment])
+        form = dataclasses.replace(form, paths=paths)
+        return dataclasses.replace(self, match=dataclasses.replace(self.match, form=form))
 
     def operands(self, arrays: dict, shared: dict) -> tuple[list, Edges]:
         """Return the inputs of the form, and the edges."""

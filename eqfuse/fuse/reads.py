@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from eqfuse.fuse.polynomials import Unfit
 from eqfuse.fuse.row_polynomials import FOLLOWED, RowPolynomials
-from eqfuse.ops.ir.form import Form, Segment, SegmentRef
+from eqfuse.ops.ir.form import Segment, SegmentRef
 from eqfuse.ops.transforms.trace import Node
 
 
@@ -67,14 +65,6 @@ def _read_by(node: Node, value: int) -> list[int] | None:
     refs = {x for t in form.terms for x in (t.x, t.z) if isinstance(x, SegmentRef)}
     read = [blocks[r.operand][r.segment] for r in refs if r.operand < len(blocks)]
     return [n for b in read for n in range(b.offset, b.offset + b.mul * b.dim)]
-
-
-def restricted(form: Form, columns: set[int]) -> Form:
-    """Return a form of one output without the paths that add to none of these columns of it."""
-    [out] = form.outputs
-    read = [not columns.isdisjoint(elements_of(s, out.channels)) for s in out.segments]
-    paths = tuple(p for p in form.paths if read[p.output.segment])
-    return dataclasses.replace(form, paths=paths)
 
 
 def elements_of(segment: Segment, channels: bool = True) -> list[int]:

@@ -18,21 +18,18 @@
 import importlib
 
 from eqfuse import _startup
+from eqfuse._late import late
 from eqfuse.runs.process import without_collection
 
 __version__ = "0.3.0"
 _LATE = {
-    "Calculator": "eqfuse.inference",
-    "Committee": "eqfuse.inference",
-    "accelerate": "eqfuse.convert.accelerate",
-    "born_charges": "eqfuse.inference",
-    "descriptors": "eqfuse.inference",
-    "hessian": "eqfuse.inference",
-    "predict": "eqfuse.inference",
+    "eqfuse.convert.accelerate": "accelerate",
+    "eqfuse.inference": "Calculator Committee born_charges descriptors hessian predict",
 }
 _PACKAGES = ("convert", "data", "inference", "md", "models", "ops", "train")
 _WITH_EXTRAS = ("jax_md", "torch_sim")  # which `import *` must not import
-__all__ = [*_LATE, *_PACKAGES]
+_names, _read, _ = late(__name__, _LATE)
+__all__ = [*_names, *_PACKAGES]
 
 
 _startup.silence_cuda_plugin()
@@ -40,12 +37,10 @@ _startup.silence_cuda_plugin()
 
 def __getattr__(name: str):
     # JAX takes seconds to import: not for `--help`.
-    if name in _LATE:
-        with without_collection():
-            return getattr(importlib.import_module(_LATE[name]), name)
     if name in (*_PACKAGES, *_WITH_EXTRAS):
         return importlib.import_module(f"eqfuse.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with without_collection():
+        return _read(name)
 
 
 def __dir__() -> list[str]:

@@ -75,8 +75,8 @@ LAUNCHERS = {f"eqfuse/ops/backends/triton/{name}.py" for name in ("compile", "ru
 class Package:
     """The modules of a package: what the source of each imports, at any depth of its code.
 
-    What a front hands on, an `__init__` by its imports or by its table `_LATE` of the modules of
-    names, is imported from the module that has it.
+    What a front hands on, an `__init__` by its imports or by its table `_LATE` of the names in
+    modules, is imported from the module that has it.
     """
 
     def __init__(self, sources: dict[str, str]):
@@ -101,7 +101,7 @@ class Package:
                 }
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_LATE":
                 late = ast.literal_eval(node.value)
-                found |= {name: f"{module}.{name}" for name, module in late.items()}
+                found |= {n: f"{module}.{n}" for module in late for n in late[module].split()}
         return found
 
     def _base(self, node: ast.ImportFrom, module: str) -> str:
@@ -232,10 +232,10 @@ def test_there_is_no_circle():
 def test_a_circle_is_seen(importing):
     """Through functions, texts, and what fronts hand on, at once or late."""
     sources = {
-        "p": "from p.b import g\n_LATE = {'late': 'p.b'}\nown = g",
+        "p": "from p.b import g\n_LATE = {'p.b': 'late'}\nown = g",
         "p.a": importing,
         "p.b": "from p.a import f",
-        "p.q": "_LATE = {'later': 'p.b'}",
+        "p.q": "_LATE = {'p.b': 'later'}",
         "p.q.c": "import p.a",
     }
     assert has_circle(Package(sources).graph())

@@ -3,9 +3,8 @@
 from eqfuse._late import late
 
 _LATE = {
-    "ConvertError": "eqfuse.convert.converted",
-    "convert": "eqfuse.convert.conversion",
-    "export_mace": "eqfuse.convert.export",
+    "eqfuse.convert.conversion": "convert",
+    "eqfuse.convert.converted": "ConvertError",
+    "eqfuse.convert.export": "export_mace",
 }
-__all__ = [*_LATE]
-__getattr__, __dir__ = late(__name__, _LATE)
+__all__, __getattr__, __dir__ = late(__name__, _LATE)

@@ -75,38 +75,19 @@ from eqfuse.inference.descriptors import descriptors  # these have the names of 
 from eqfuse.inference.predict import predict
 
 _LATE = {
-    "Calculator": "eqfuse.inference.calculator",
-    "Committee": "eqfuse.inference.calculator",
-    "Evaluator": "eqfuse.inference.evaluator",
-    "Geometry": "eqfuse.inference.evaluator",
-    "Grid": "eqfuse.inference.lists",
-    "Kept": "eqfuse.inference.programs",
-    "Module": "eqfuse.inference.network",
-    "Needed": "eqfuse.inference.lists",
-    "Network": "eqfuse.inference.network",
-    "Pairs": "eqfuse.inference.lists",
-    "Placed": "eqfuse.inference.evaluator",
-    "Predicted": "eqfuse.inference.predict",
-    "Sizes": "eqfuse.inference.evaluator",
-    "Spread": "eqfuse.inference.predict",
-    "as_structures": "eqfuse.inference.predict",
-    "born_charges": "eqfuse.inference.charges",
-    "evaluate_pairs": "eqfuse.inference.evaluator",
-    "format_of": "eqfuse.inference.commands",
-    "hessian": "eqfuse.inference.calculator",
-    "list_structures": "eqfuse.inference.lists",
-    "load_networks": "eqfuse.inference.network",
-    "near_edges": "eqfuse.inference.evaluator",
-    "require_backend": "eqfuse.inference.commands",
-    "require_writable": "eqfuse.inference.commands",
-    "spread_of_atoms": "eqfuse.inference.spread",
-    "strain_derivatives": "eqfuse.inference.evaluator",
-    "unlike_training": "eqfuse.inference.network",
-    "with_spread": "eqfuse.inference.spread",
-    "write_atoms": "eqfuse.inference.commands",
+    "eqfuse.inference.calculator": "Calculator Committee hessian",
+    "eqfuse.inference.charges": "born_charges",
+    "eqfuse.inference.commands": "format_of require_backend require_writable write_atoms",
+    "eqfuse.inference.evaluator": "Evaluator Geometry Placed Sizes evaluate_pairs near_edges "
+    "strain_derivatives",
+    "eqfuse.inference.lists": "Grid Needed Pairs list_structures",
+    "eqfuse.inference.network": "Module Network load_networks unlike_training",
+    "eqfuse.inference.predict": "Predicted Spread as_structures",
+    "eqfuse.inference.programs": "Kept",
+    "eqfuse.inference.spread": "spread_of_atoms with_spread",
 }
-__all__ = [*_LATE, "descriptors", "predict"]
-__getattr__, _ = late(__name__, _LATE)
+_names, __getattr__, _ = late(__name__, _LATE)
+__all__ = [*_names, "descriptors", "predict"]
 
 
 def __dir__() -> list[str]:

@@ -3,12 +3,8 @@
 from eqfuse._late import late
 
 _LATE = {
-    "Outcome": "eqfuse.md.relaxation",
-    "RelaxSettings": "eqfuse.md.settings",
-    "Settings": "eqfuse.md.settings",
-    "relax": "eqfuse.md.relaxation",
-    "resume": "eqfuse.md.simulation",
-    "run": "eqfuse.md.simulation",
+    "eqfuse.md.relaxation": "Outcome relax",
+    "eqfuse.md.settings": "RelaxSettings Settings",
+    "eqfuse.md.simulation": "resume run",
 }
-__all__ = [*_LATE]
-__getattr__, __dir__ = late(__name__, _LATE)
+__all__, __getattr__, __dir__ = late(__name__, _LATE)

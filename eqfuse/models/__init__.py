@@ -18,17 +18,14 @@ from eqfuse.models.potential import Potential
 from eqfuse.models.radial_table import choose
 
 _LATE = {
-    "Prediction": "eqfuse.models.potential",
-    "Reach": "eqfuse.models.ewald",
-    "ZBL": "eqfuse.models.pairs",
-    "compile_predict": "eqfuse.models.potential",
-    "energy_and_gradient": "eqfuse.models.potential",
-    "predict": "eqfuse.models.potential",
-    "with_tables": "eqfuse.models.radial_table",
+    "eqfuse.models.ewald": "Reach",
+    "eqfuse.models.pairs": "ZBL",
+    "eqfuse.models.potential": "Prediction compile_predict energy_and_gradient predict",
+    "eqfuse.models.radial_table": "with_tables",
 }
-__all__ = [*_LATE, "MACE", "MODELS", "Allegro", "NequIP", "Potential"]
+_names, __getattr__, _ = late(__name__, _LATE)
+__all__ = [*_names, "MACE", "MODELS", "Allegro", "NequIP", "Potential"]
 __all__ += ["build", "ops_summary", "summary"]
-__getattr__, _ = late(__name__, _LATE)
 
 
 def __dir__() -> list[str]:

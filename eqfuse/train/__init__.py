@@ -36,17 +36,12 @@ It raises `CheckpointError`, `ConfigError`, `Interrupted` and `TrainingFailed`:
 from eqfuse._late import late
 
 _LATE = {
-    "Callback": "eqfuse.train.results",
-    "CheckpointError": "eqfuse.runs.errors",
-    "ConfigError": "eqfuse.runs.errors",
-    "Dispersion": "eqfuse.train.dispersion",
-    "Interrupted": "eqfuse.runs.errors",
-    "TrainingFailed": "eqfuse.runs.errors",
-    "duration": "eqfuse.train.terminal",
-    "fit": "eqfuse.train.main",
-    "load_run": "eqfuse.runs.checkpoint",
-    "parse": "eqfuse.train.arguments",
-    "read_metadata": "eqfuse.runs.checkpoint",
+    "eqfuse.runs.checkpoint": "load_run read_metadata",
+    "eqfuse.runs.errors": "CheckpointError ConfigError Interrupted TrainingFailed",
+    "eqfuse.train.arguments": "parse",
+    "eqfuse.train.dispersion": "Dispersion",
+    "eqfuse.train.main": "fit",
+    "eqfuse.train.results": "Callback",
+    "eqfuse.train.terminal": "duration",
 }
-__all__ = [*_LATE]
-__getattr__, __dir__ = late(__name__, _LATE)
+__all__, __getattr__, __dir__ = late(__name__, _LATE)

@@ -61,8 +61,7 @@ def store_structures(
 
     def write(to: Path):
         how = {"keys": keys, "types": types}
-        readers = {os.fspath(p): iterate_structures(p, **how) for p in paths}
-        write_frames(to, {p: reported(r, f"frames of {p} read") for p, r in readers.items()})
+        write_frames(to, {os.fspath(p): iterate_structures(p, **how) for p in paths})
 
     return StoredStructures(_made(kept, write))
 
@@ -216,14 +215,11 @@ def write_frames(folder: Path, files: dict[str, Iterable[Structure]]) -> None:
 
     def pickles():
         for path, structures in files.items():
-            number = -1
             for number, s in enumerate(structures):
                 elements.update(s.numbers.tolist())
                 fields = vars(s) | {"origin": f"{path}, frame {number}"}
                 is_weighted = s.weights != UNWEIGHTED or s.atom_weights is not None
                 yield pickle.dumps(fields, pickle.HIGHEST_PROTOCOL), s.num_atoms, is_weighted
-            if number < 0:
-                raise DataError(f"{path} has no frames; give a file with structures in it")
         yield pickle.dumps(sorted(elements)), 0, False
 
     _Pickled.write(folder / "frames", pickles())

@@ -6,6 +6,7 @@ To add a format, write `readers/NAME.py` with a function that yields the frames 
 
 import fnmatch
 import functools
+import itertools
 import os
 import re
 import stat
@@ -16,18 +17,23 @@ import ase
 from ase.io.formats import open_with_compression
 
 from eqfuse.data.lazy import reported
-from eqfuse.data.readers.ase_files import frames_by_ase, of_atoms, of_row, unlabelled
+from eqfuse.data.readers.ase_files import (
+    frames_of_cif,
+    frames_of_poscar,
+    frames_of_rows,
+    of_atoms,
+    of_row,
+    read_by_ase,
+    unlabelled,
+)
 from eqfuse.data.readers.extxyz import frames_of_extxyz, label_candidates
 from eqfuse.data.readers.format import (
     COMPRESSED,
     USUAL_KEYS,
     Keys,
     Units,
-    collected,
     indexed,
-    named,
     require_room,
-    some,
 )
 from eqfuse.data.readers.hdf5 import frames_of_hdf5
 from eqfuse.data.readers.lammps import frames_of_lammps
@@ -35,7 +41,7 @@ from eqfuse.data.readers.lmdb_files import frames_of_lmdb
 from eqfuse.data.readers.pdb import frames_of_pdb
 from eqfuse.data.readers.rmd17 import frames_of_rmd17
 from eqfuse.data.readers.vasp import frames_of_vasp
-from eqfuse.data.structures import DataError, Structure
+from eqfuse.data.structures import DataError, Structure, count_labelled, counted
 
 
 class Format(NamedTuple):
@@ -52,8 +58,8 @@ class Format(NamedTuple):
     needs: str | None = None
 
 
-def _by_ase(*names: str, format: str) -> Format:
-    return Format(functools.partial(frames_by_ase, format=format), names)
+def _by_ase(name: str, format: str) -> Format:
+    return Format(functools.partial(read_by_ase, format=format), (name,))
 
 
 def _of_vasp(name: str, format: str, holds: str) -> Format:
@@ -68,33 +74,33 @@ FORMATS = {
     "rmd17": Format(frames_of_rmd17, ("*.npz",)),
     "hdf5": Format(frames_of_hdf5, ("*.h5", "*.hdf5"), needs="keys"),
     "lmdb": Format(frames_of_lmdb, ("*.lmdb", "*.aselmdb")),
-    **{k: _by_ase(f"*.{k}", format=k) for k in ("traj", "db", "json", "cif", "gen")},
+    "traj": _by_ase("*.traj", "traj"),
+    "db": Format(frames_of_rows, ("*.db",)),
+    "json": Format(frames_of_rows, ("*.json",)),
+    "cif": Format(frames_of_cif, ("*.cif",)),
+    "gen": _by_ase("*.gen", "gen"),
     "pdb": Format(frames_of_pdb, ("*.pdb",)),
     "vasp-xml": _of_vasp("*vasprun*.xml", "vasp-xml", "<modeling>"),
     "vasp-out": _of_vasp("*OUTCAR*", "vasp-out", _OUTCAR),
-    "vasp-xdatcar": _by_ase("*XDATCAR*", format="vasp-xdatcar"),
-    "vasp": _by_ase("*.vasp", "*.poscar", "*POSCAR*", "*CONTCAR*", format="vasp"),
+    "vasp-xdatcar": _by_ase("*XDATCAR*", "vasp-xdatcar"),
+    "vasp": Format(frames_of_poscar, ("*.vasp", "*.poscar", "*POSCAR*", "*CONTCAR*")),
     "lammps": Format(frames_of_lammps, _LAMMPS, _TYPED, needs="types"),
 }
 """Formats by name. The first one reads files of any other name that hold nothing known."""
 
 
-def iterate_structures(
-    path: str | os.PathLike,
-    *,
-    format: str | None = None,
-    keys: Keys = USUAL_KEYS,
-    units: Units | None = None,
-    types: str | Sequence[str] | None = None,
-) -> Iterator[Structure]:
+def iterate_structures(path, format=None, keys=USUAL_KEYS, units=None, types=None) -> Iterator:
     """Yield the structures of a file while it is read; see `read_structures`."""
     made = functools.partial(of_atoms, keys=keys, units=units)
-    return named(*_frames(path, format, keys, types), made)
+    return _each(path, made, format, keys, types)
 
 
-def _frames(path, format, keys: Keys, types: str | Sequence[str] | None) -> tuple:
-    """Return the frames of a file as its format yields them, its name, and those that are read."""
-    path, index = indexed(path)
+def _each(given, made: Callable, format=None, keys: Keys = USUAL_KEYS, types=None) -> Iterator:
+    """Yield what is `made` of each frame of a file, and of its `origin`, which errors name.
+
+    What takes longer than a few seconds is reported, and a file without frames refused.
+    """
+    path, index = indexed(given)
     require_room(path)
     format = format or _format(path)
     if format not in FORMATS:
@@ -104,7 +110,19 @@ def _frames(path, format, keys: Keys, types: str | Sequence[str] | None) -> tupl
         raise DataError(f"{path} is no file of LAMMPS, so that it has no types; leave them out")
     types = re.findall(r"[^\s,]+", types) if isinstance(types, str) else types or ()
     how = {needs: {"keys": keys, "types": types}[needs]} if needs else {}
-    return frames(path, **how), path, index
+    numbered, ends = enumerate(frames(path, **how)), [index.start, index.stop, index.step]
+    from_end = any(n is not None and n < 0 for n in ends)
+    numbered = [*numbered][index] if from_end else itertools.islice(numbered, *ends)
+    known, origin = ((k, frame) for k, frame in numbered if frame is not None), None
+    for number, frame in reported(known, f"frames of {given} read"):
+        origin = f"{path}, frame {number}"
+        try:
+            yield made(frame() if callable(frame) else frame, origin=origin)
+        except DataError as err:
+            raise DataError(f"{origin}: {err}") from err
+    if origin is None:
+        need = "a file with structures in it" if index == slice(None) else "another index"
+        raise DataError(f"{given} has no frames; give {need}")
 
 
 def read_with_atoms(
@@ -118,8 +136,7 @@ def read_with_atoms(
     def made(atoms: ase.Atoms, origin: str):
         return of_atoms(atoms, keys, origin=origin), atoms
 
-    frames = named(*_frames(path, None, keys, types), made)
-    return [*some(reported(frames, f"frames of {path} read"), path)]
+    return [*_each(path, made, keys=keys, types=types)]
 
 
 def has_types(path: str | os.PathLike) -> bool:
@@ -151,10 +168,13 @@ def read_structures(
     Raises:
       DataError: an unknown format, or a file that cannot be read; names the file and the frame.
     """
-    structures = iterate_structures(path, format=format, keys=keys, units=units, types=types)
-    missing = functools.partial(missing_label, path, keys=keys, format=format)
-    structures = reported(structures, f"frames of {path} read")
-    return collected(structures, path, missing if require_labels else None)
+    structures = [*iterate_structures(path, format, keys, units, types)]
+    frames = [s for s in structures if not s.is_isolated_atom]
+    for name, labelled in (("energy", structures), ("forces", frames)):
+        if require_labels and labelled and not count_labelled(labelled, name):
+            missing = missing_label(path, name, keys, format)
+            raise DataError(f"{path}, in none of {counted(len(labelled), 'frame')}: {missing}")
+    return structures
 
 
 def iterate_atoms(
@@ -164,8 +184,7 @@ def iterate_atoms(
 
     They have velocities, masses, constraints and other properties where the file has them.
     """
-    frames = named(*_frames(path, None, USUAL_KEYS, types), unlabelled)
-    return some(reported(frames, f"frames of {path} read"), path)
+    return _each(path, unlabelled, types=types)
 
 
 def frames_of(given, read: Callable = iterate_atoms) -> list:

@@ -32,20 +32,14 @@ from eqfuse.data.remarks import remarks_of, total_charge
 from eqfuse.data.structures import LABELS, DataError, Structure, Weights
 
 
-def frames_by_ase(path: str | os.PathLike, format: str) -> Iterator[ase.Atoms]:
-    """Yield the frames that ASE reads in a file of one of its formats.
+def read_by_ase(path: str | os.PathLike, format: str, **how) -> Iterator[ase.Atoms]:
+    """Yield the frames of a file in a format of ASE, which `how` is for.
 
     Labels are those that ASE reads, of its calculators' names; keys also name entries of `info`
     and, in databases, of `key_value_pairs` and `data`. Weights are as in extended XYZ.
 
     References: https://ase-lib.org
     """
-    frames = {"cif": _crystals, "db": _rows, "json": _rows, "vasp": _poscar}.get(format)
-    return frames(path) if frames else read_by_ase(path, format)
-
-
-def read_by_ase(path: str | os.PathLike, format: str, **how) -> Iterator[ase.Atoms]:
-    """Yield the frames of a file in a format of ASE, which `how` is for."""
     with _by_ase(path):
         yield from ase.io.iread(os.fspath(path), index=":", format=format, **how)
 
@@ -59,7 +53,8 @@ def _by_ase(path):
         yield
 
 
-def _rows(path) -> Iterator[ase.Atoms]:
+def frames_of_rows(path: str | os.PathLike) -> Iterator[ase.Atoms]:
+    """Yield the rows of a database of ASE, see `read_by_ase`."""
     with _by_ase(path):
         database = ase.db.connect(os.fspath(path), append=True, use_lock_file=False)
         yield from map(of_row, database.select())
@@ -68,7 +63,7 @@ def _rows(path) -> Iterator[ase.Atoms]:
 _WHOLE = 1e-3  # of an occupancy, which files round
 
 
-def _crystals(path) -> Iterator[ase.Atoms]:
+def frames_of_cif(path: str | os.PathLike) -> Iterator[ase.Atoms]:
     """Yield the crystals of a CIF file, whose sites each have one whole atom of a known element."""
     with _by_ase(path), open_with_compression(os.fspath(path), "rb") as file:
         for block in parse_cif(file):
@@ -90,7 +85,7 @@ def _crystals(path) -> Iterator[ase.Atoms]:
             yield block.get_atoms(fractional_occupancies=False)
 
 
-def _poscar(path) -> Iterator[ase.Atoms]:
+def frames_of_poscar(path: str | os.PathLike) -> Iterator[ase.Atoms]:
     """Yield the structure of a POSCAR that names its elements, as before VASP 5 in its first line.
 
     ASE would look for other files, or take words such as I of that line for elements.
@@ -141,7 +136,7 @@ def of_atoms(
     volume = abs(np.linalg.det(atoms.cell.array))
     energy = spelled(per_frame, keys.energy, is_number)
     forces = spelled(per_atom, keys.forces, lambda value: np.shape(value) == (len(atoms), 3))
-    stress = spelled(per_frame, keys.stress)
+    stress = stress_key(per_frame, keys.stress)
     return (units or atoms.info.get(UNITS) or Units()).structure(
         numbers=atoms.numbers,
         positions=atoms.positions,
@@ -154,7 +149,7 @@ def of_atoms(
         origin=origin,
         atom_weights=atom_weights if np.shape(atom_weights) == (len(atoms),) else None,
         hessian=per_atom.get("hessian", per_frame.get("hessian")),
-        weights=_weights(atoms.info, is_virial(stress_key(per_frame, stress))),
+        weights=_weights(atoms.info, is_virial(stress)),
         unread=_unread(per_frame, per_atom, Keys(energy, forces, stress), len(atoms)),
         remarks=remarks_of(atoms),
         charge=total_charge(per_frame, keys.charge),
@@ -288,8 +283,7 @@ def _unread(per_frame: dict, per_atom: dict, keys: Keys, count: int) -> dict[str
     """
     found, possible = {}, may_be_labels(per_frame, per_atom, count)
     for name, key in zip(LABELS, keys, strict=False):
-        read = stress_key(per_frame, key) if name == "stress" else key
-        if read not in (per_atom if name == "forces" else per_frame):
+        if key not in (per_atom if name == "forces" else per_frame):
             like = [k for k in possible[name] if re.search(_WORDS[name], k.lower())]
             like = [k for k in like if "weight" not in k]
             found |= {name: like[0]} if like else {}
@@ -325,6 +319,7 @@ def is_number(value) -> bool:
 
 def stress_key(per_frame: dict, key: str) -> str:
     """Return the key of a frame's stress: for "stress" that of its virial, where it has only it."""
+    key = spelled(per_frame, key)
     if key == "stress" and key not in per_frame:
         virial = spelled(per_frame, "virial")
         return virial if virial in per_frame else key
@@ -342,10 +337,9 @@ _SAME, _ROUNDED = 0.02, 1e-5  # of the largest component; eV/Å^3
 def stress_of(per_frame: dict, key: str, volume: float) -> np.ndarray | None:
     """Return the stress [3, 3], eV/Å^3, of 6 or 9 numbers under a key, or of the virial.
 
-    Without the key "stress" a virial is taken, which is -volume * stress; volume 0 has no stress.
-    A frame that has both must have the same stress in both.
+    A virial is -volume * stress; volume 0 has no stress. A frame that has both must have the same
+    stress in both.
     """
-    key = stress_key(per_frame, key)
     if per_frame.get(key) is None or volume == 0:
         return None
     stress = _read_stress(per_frame, key, volume)

@@ -4,18 +4,17 @@ import contextlib
 import dataclasses
 import importlib
 import io
-import itertools
 import lzma
 import os
 import stat
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import ase.units
 from ase.io.formats import open_with_compression
 
-from eqfuse.data.structures import DataError, Structure, count_labelled, counted
+from eqfuse.data.structures import DataError, Structure
 
 _KCAL_PER_MOL = ase.units.kcal / ase.units.mol
 _ENERGIES = {
@@ -153,38 +152,6 @@ def lines_of(path: str | os.PathLike) -> Iterator[str]:
         raise DataError(f"{path} cannot be read as text: {err}") from err
 
 
-def some(frames: Iterable, path: str | os.PathLike) -> Iterator:
-    """Yield the frames of a file; refuse one without any."""
-    is_empty = True
-    for frame in frames:
-        is_empty = False
-        yield frame
-    if is_empty:
-        chosen = indexed(path)[1] != slice(None)
-        need = "another index" if chosen else "a file with structures in it"
-        raise DataError(f"{path} has no frames; give {need}")
-
-
-def collected(
-    structures: Iterable, path: str | os.PathLike, missing: Callable[[str], str] | None = None
-) -> list:
-    """Return the structures of a file as a list; refuse none, or those without any label.
-
-    `missing` gives the advice for energies or forces, by name, that no frame has; None where a file
-    may lack them.
-    """
-    structures = [*some(structures, path)]
-    if missing is None:
-        return structures
-    frames = [s for s in structures if not s.is_isolated_atom]
-    for name, labelled in (("energy", structures), ("forces", frames)):
-        if labelled and not count_labelled(labelled, name):
-            raise DataError(
-                f"{path}, in none of {counted(len(labelled), 'frame')}: {missing(name)}"
-            )
-    return structures
-
-
 def indexed(path: str | os.PathLike) -> tuple[str | os.PathLike, slice]:
     """Return the file that FILE@INDEX names, as ASE spells it, and the slice of its frames.
 
@@ -202,24 +169,6 @@ def indexed(path: str | os.PathLike) -> tuple[str | os.PathLike, slice]:
             f"{path}: {index!r} is no index of frames; write {file}@0, @-1, @:10 or @2:8:2"
         ) from err
     return file, found
-
-
-def named(frames: Iterable, path: str | os.PathLike, index: slice, made: Callable) -> Iterator:
-    """Yield what is `made` of atoms of an index, and their `origin`, which errors name.
-
-    Frames are `ase.Atoms`, or functions that return them; None is left out.
-    """
-    given = [index.start, index.stop, index.step]
-    from_end = any(n is not None and n < 0 for n in given)
-    pairs = [*enumerate(frames)][index] if from_end else itertools.islice(enumerate(frames), *given)
-    for number, frame in pairs:
-        if frame is None:
-            continue
-        origin = f"{path}, frame {number}"
-        try:
-            yield made(frame() if callable(frame) else frame, origin=origin)
-        except DataError as err:
-            raise DataError(f"{origin}: {err}") from err
 
 
 @contextlib.contextmanager

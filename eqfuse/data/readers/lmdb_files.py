@@ -23,7 +23,7 @@ def frames_of_lmdb(path: str | os.PathLike) -> Iterator[ase.Atoms]:
     """Yield the rows of an LMDB database of ASE (.aselmdb, .lmdb), in the order of their ids.
 
     A row is JSON, compressed by zlib, under its id as text. Its labels are as in databases of ASE,
-    see `frames_by_ase`. LMDB files of pickled objects, as of fairchem's first years, are refused:
+    see `read_by_ase`. LMDB files of pickled objects, as of fairchem's first years, are refused:
     reading them would execute what they hold. The files of a folder are read in the order of their
     names.
 

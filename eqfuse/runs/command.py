@@ -117,13 +117,9 @@ def help_text(kind: type) -> str:
     """Return the help of a command: its docstring, words and settings."""
     what, _, more = inspect.getdoc(kind).partition("\n\n")
     words = "\n".join(row(name, f.metadata["help"]) for name, f in _words_of(kind).items())
-    return "\n\n".join(filter(None, [what, f"  {_usage(kind)}", words, more, settings_help(kind)]))
-
-
-def settings_help(kind: type) -> str:
-    """Return a line for each setting, with its default."""
     rows = (row(n, "{} [{}]".format(*described(f))) for n, f in settings_of(kind).items())
-    return "\n".join(["Settings (default in brackets)", *rows])
+    settings = "\n".join(["Settings (default in brackets)", *rows])
+    return "\n\n".join(filter(None, [what, f"  {_usage(kind)}", words, more, settings]))
 
 
 def settings_of(kind: type, prefix: str = "") -> dict[str, dataclasses.Field]:

@@ -25,7 +25,12 @@ def keep_freed_memory() -> bool:
 
     It is for a process whose work is the training, before its threads start.
     """
-    return _set({_ARENA_MAX: 1, _MMAP_MAX: 0, _TRIM_THRESHOLD: _NEVER})
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if not hasattr(libc, "gnu_get_libc_version"):
+        return False
+    options = {_ARENA_MAX: 1, _MMAP_MAX: 0, _TRIM_THRESHOLD: _NEVER}
+    done = [libc.mallopt(option, value) for option, value in options.items()]
+    return done == [1] * len(options)
 
 
 def keep_memory() -> bool:
@@ -76,16 +81,6 @@ def give_back() -> bool:
         return False
     ctypes.CDLL(None).malloc_trim(0)
     return True
-
-
-def _set(options: dict[int, int]) -> bool:
-    if sys.platform != "linux":
-        return False
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "gnu_get_libc_version"):
-        return False
-    done = [libc.mallopt(option, value) for option, value in options.items()]
-    return done == [1] * len(options)
 
 
 @contextlib.contextmanager

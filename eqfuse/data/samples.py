@@ -98,12 +98,10 @@ class SamplesOfHeads(Joined):
 
     @property
     def sizes(self) -> np.ndarray:
-        """Return the numbers of atoms and edges, [n_samples, 2] int32."""
         return np.concatenate([part.sizes for part in self.parts])
 
     @property
     def weighted(self) -> bool:
-        """Test for a weight of a label that is not one."""
         return any(part.weighted for part in self.parts)
 
     def item(self, k: int) -> Sample:

@@ -189,7 +189,6 @@ class StoredSamples(Lazy):
 
     @property
     def sizes(self) -> np.ndarray:
-        """Return the numbers of atoms and edges, [n_samples, 2] int32."""
         columns = self.structures.num_atoms, self._lists.table[:, 1]
         return np.stack([c[self.indices] for c in columns], axis=1).astype(np.int32)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from flax.traverse_util import unflatten_dict
 
 from eqfuse import models
 from eqfuse.models.heads import head_of
@@ -171,7 +172,7 @@ def read_checkpoint(run, names: tuple[str, ...], state_like=None, *, sets_aside:
     is renamed, for a run that goes on.
     """
     (arrays, metadata), path, newer = _of_newest(run, names)
-    params, known = {}, files.shapes_of(arrays)
+    known = files.shapes_of(arrays)
     shapes = metadata.get("shapes", known)
     shapes = shapes if isinstance(shapes, dict) else {str(shapes): None}
     if others := [name for name, shape in shapes.items() if known.get(name, 0) != shape]:
@@ -179,17 +180,14 @@ def read_checkpoint(run, names: tuple[str, ...], state_like=None, *, sets_aside:
             f"{path} is damaged: its parameter {others[0]} is missing or has another shape than "
             "that of its network"
         )
-    for name in known:
-        array, (_, *above, last) = arrays.pop(name), name.split("/")
+    found = {name: arrays.pop(name) for name in known}
+    for name, array in found.items():
         if not np.isfinite(array).all():
             raise CheckpointError(
                 f"{path}: the parameter {name.partition('/')[2]} is not finite (NaN or infinity), "
                 "so that nothing it predicts would be; train it again"
             )
-        tree = params
-        for key in above:
-            tree = tree.setdefault(key, {})
-        tree[last] = array
+    params = unflatten_dict({name.partition("/")[2]: a for name, a in found.items()}, sep="/")
     state = None if state_like is None else _state(path, arrays, state_like)
     for damaged in filter(os.path.lexists, newer if sets_aside else ()):
         files.set_aside(damaged)
@@ -200,8 +198,8 @@ def named_arrays(group: str, tree) -> dict[str, np.ndarray]:
     """Return the leaves of a pytree by their paths, "group/key/...", as a file holds them."""
     arrays = {}
     for path, leaf in jax.tree.leaves_with_path(tree):
-        names = (jax.tree_util.keystr((key,), simple=True) for key in path)
-        arrays["/".join([group, *names])] = np.asarray(leaf, order="C")
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        arrays[f"{group}/{name}"] = np.asarray(leaf, order="C")
     return arrays
 
 

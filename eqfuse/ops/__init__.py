@@ -3,6 +3,7 @@
 import importlib
 
 from eqfuse import _e3nn_jax  # noqa: F401  (before e3nn-jax itself)
+from eqfuse._late import late
 from eqfuse.ops import shared_library
 from eqfuse.ops._backend import (
     BACKENDS,
@@ -68,20 +69,19 @@ __all__ = [
 ]
 
 _FRAMEWORKS = {"haiku": "dm-haiku", "equinox": "equinox"}
-_LATE = {  # e3nn-jax does not import what the first two are made of either
-    "FunctionalLinear": "eqfuse.ops._legacy",
-    "FunctionalTensorProduct": "eqfuse.ops._legacy",
-    "fuse": "eqfuse.fuse.rewrite",  # which is above the ops
-    "patched": "eqfuse.fuse.patch",
+_LATE = {
+    "eqfuse.fuse.patch": "patched",
+    "eqfuse.fuse.rewrite": "fuse",  # which is above the ops
+    # e3nn-jax does not import what these are made of either
+    "eqfuse.ops._legacy": "FunctionalLinear FunctionalTensorProduct",
 }
+_, _read, _ = late(__name__, _LATE)
 
 
 def __getattr__(name: str):
     """Import `ops.haiku` and `ops.equinox`, whose frameworks may be absent, on first use."""
-    if name in _LATE:
-        return getattr(importlib.import_module(_LATE[name]), name)
     if name not in _FRAMEWORKS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return _read(name)
     try:
         return importlib.import_module(f"{__name__}.{name}")
     except ModuleNotFoundError as error:

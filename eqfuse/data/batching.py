@@ -264,8 +264,8 @@ class Batcher:
 
         The order depends on the seed and the epoch only.
         """
-        groups, fits = self.groups(epoch, shuffle), self._fits(epoch, shuffle)
-        for group, fit in zip(groups[start:], fits[start:], strict=True):
+        groups = self.groups(epoch, shuffle)
+        for group, fit in zip(groups[start:], self._fits(groups)[start:], strict=True):
             parts, made = np.array_split(group, self._parts), []
             for numbers in (parts[k] for k in self._own):
                 seeds = [(self.seed, epoch, int(i)) for i in numbers] if self._hessians else None
@@ -279,9 +279,9 @@ class Batcher:
         order = shuffled(count, (self.seed, epoch)) if shuffle else np.arange(count)
         return [order[first : first + size] for first in range(0, count, size)]
 
-    def _fits(self, epoch: int, shuffle: bool) -> np.ndarray:
+    def _fits(self, groups: list[np.ndarray]) -> np.ndarray:
         """Return the number of the smallest shape that holds each batch, [num_batches]."""
-        parts = (np.array_split(group, self._parts) for group in self.groups(epoch, shuffle))
+        parts = (np.array_split(group, self._parts) for group in groups)
         sums = [[self._sizes[part].sum(axis=0) for part in batch] for batch in parts]
         n_nodes, n_edges = np.max(sums, axis=1).T
         limits = np.array([shape[:2] for shape in self.shapes])

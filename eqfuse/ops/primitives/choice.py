@@ -11,6 +11,7 @@ import math
 import os
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from eqfuse.ops.backends.llvm.linear import is_wide
@@ -38,6 +39,7 @@ class Kernels(enum.Enum):
     NATIVE = "on a CPU: one kernel, and one for each derivative"
     ROWS = "on a GPU, over rows: one kernel each way, second derivatives apart"
     BLOCKS = "on a GPU, over rows: the kernels of the parts, some rows at a time"
+    MEASURED = "nothing yet: a function is traced to see which of its ops to measure"
     VALUE = "on a GPU, on a graph: one kernel for the value, its derivatives apart"
     """The sums of nodes are an output too, for the derivatives."""
 
@@ -88,14 +90,12 @@ def choose(mode: str, fused: Fused, num_rows: int, num_nodes: int, backend: str,
     reason = unsupported_reason(fused, backend, dtype)
     if mode == "always":
         refuse(mode, reason)
-        whole = Kernels.VALUE if fused.summed else Kernels.ROWS
-        whole = Kernels.NATIVE if backend == "llvm" else whole
-        return Choice(whole, "fused: 'always' was asked for")
+        return Choice(_whole(fused, backend), "fused: 'always' was asked for")
     if reason:
         return Choice(Kernels.APART, f"apart: {reason}")
+    if measured.collecting.value and not jax.sharding.get_abstract_mesh().manual_axes:
+        return Choice(Kernels.MEASURED, "not chosen yet: to be measured")
     problem = measured.Problem.of(fused, num_rows, num_nodes, backend, dtype)
-    if measured.is_collecting():
-        measured.note(problem)
     if found := measured.lookup(problem):
         word = "apart" if found.chosen == "APART" else "fused"
         return Choice(Kernels[found.chosen], f"{word}: measured, {found}")
@@ -105,10 +105,16 @@ def choose(mode: str, fused: Fused, num_rows: int, num_nodes: int, backend: str,
 def candidates(problem: measured.Problem) -> list[Kernels]:
     """Return what could compute an op that has kernels of its own; the rule's choice first."""
     rule = _rule(problem.op, problem.num_rows, problem.num_nodes, problem.backend, problem.dtype)
-    whole = Kernels.VALUE if problem.op.summed else Kernels.ROWS
-    whole = Kernels.NATIVE if problem.backend == "llvm" else whole
+    whole = _whole(problem.op, problem.backend)
     others = [whole] if rule.kernels is Kernels.BLOCKS else [Kernels.APART, whole]
-    return [rule.kernels, *(kernels for kernels in others if kernels is not rule.kernels)]
+    return list(dict.fromkeys([rule.kernels, *others]))
+
+
+def _whole(fused: Fused, backend: str) -> Kernels:
+    """Return the kernels of a whole op."""
+    if backend == "llvm":
+        return Kernels.NATIVE
+    return Kernels.VALUE if fused.summed else Kernels.ROWS
 
 
 def _rule(fused: Fused, num_rows: int, num_nodes: int, backend: str, dtype) -> Choice:

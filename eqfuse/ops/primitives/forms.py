@@ -152,8 +152,8 @@ batching.primitive_batchers[form_p] = _batch
 
 
 def _lower_form(*args, form, num_rows, num_nodes, backend):
-    inputs, indices = split(args, len(form.inputs))
-    indices = dict(zip(INDEX_ARRAYS, indices, strict=False))
+    inputs, integers = split(args, len(form.inputs))
+    indices = dict(zip(INDEX_ARRAYS, integers, strict=False))
     if num_rows == 0 or not form.paths:
         outputs = zip(form.output_shapes(num_rows, num_nodes), form.dtypes(inputs)[1], strict=True)
         return [jnp.zeros(shape, dtype) for shape, dtype in outputs]
@@ -166,7 +166,7 @@ def _lower_form(*args, form, num_rows, num_nodes, backend):
         if backend == "llvm":
             return native.run_form(form, inputs, indices, num_rows, num_nodes)
         plan = measured_plan(form, num_rows, num_nodes, jnp.dtype(form.dtypes(inputs)[0]))
-        return triton.run_form(form, inputs, indices, num_rows, num_nodes, plan)
+        return by_plan(form, num_rows, num_nodes, plan, inputs, integers)
 
     return summed(computed, form, inputs)
 
@@ -178,10 +178,7 @@ PRECISIONS = {"ieee": "highest", "tf32x3": TF32X3, "tf32": "TF32_TF32_F32"}
 
 def measured_plan(form: Form, num_rows: int, num_nodes: int, dtype) -> tuple[int, ...] | None:
     """Return which of `plans` was fastest on this GPU, or None where that was not measured."""
-    problem = measured.Problem.of(form, num_rows, num_nodes, "triton", dtype)
-    if measured.is_collecting():
-        measured.note(problem)
-    found = measured.lookup(problem)
+    found = measured.lookup(measured.Problem.of(form, num_rows, num_nodes, "triton", dtype))
     return tuple(map(int, found.chosen.split())) if found else None
 
 
@@ -196,13 +193,16 @@ def plans(problem: measured.Problem) -> list[tuple[int, ...]]:
     return triton.form_plans(form, dtype, rows, problem.num_nodes, problem.deterministic)
 
 
-def by_plan(problem: measured.Problem, plan, floats, _, integers) -> list[jax.Array]:
-    """Return the outputs of a form or linear form on a GPU, by one of its plans."""
-    form, rows = problem.op, problem.num_rows
-    if form.has_matrices:
-        return _linear_on_gpu(form, floats, integers, rows, plan)
-    indices = dict(zip(INDEX_ARRAYS, integers, strict=False))
-    return triton.run_form(form, floats, indices, rows, problem.num_nodes, plan)
+def by_plan(form: Form, num_rows: int, num_nodes: int, plan, arrays, integers) -> list[jax.Array]:
+    """Return the outputs of a form or linear form on a GPU, by one of its plans, or the rule's."""
+    if not form.has_matrices:
+        indices = dict(zip(INDEX_ARRAYS, integers, strict=False))
+        return triton.run_form(form, arrays, indices, num_rows, num_nodes, plan)
+    if plan != BY_XLA:
+        return triton.run_linear_form(form, arrays, integers, num_rows, plan)
+    index = integers[0] if integers else None
+    precision = PRECISIONS[form.input_precision]
+    return xla.evaluate_linear_form(form, arrays, index, num_rows, precision)
 
 
 linear_form_p = rules.multilinear_primitive("eqfuse_linear_form")
@@ -309,19 +309,11 @@ activation_p = rules.defined_primitive(
 mlir.register_lowering(activation_p, mlir.lower_fun(_activation, multiple_results=True))
 
 
-def _linear_on_gpu(form: Form, arrays, index, num_rows: int, plan) -> list[jax.Array]:
-    if plan != BY_XLA:
-        return triton.run_linear_form(form, arrays, index, num_rows, plan)
-    precision = PRECISIONS[form.input_precision]
-    index = index[0] if index else None
-    return xla.evaluate_linear_form(form, arrays, index, num_rows, precision)
-
-
 def _lower_linear_form(*arrays, form, num_rows, backend):
     values, index = split(arrays, len(form.inputs))
     if backend == "triton" and num_rows and form.terms:
         plan = measured_plan(form, num_rows, 0, values[0].dtype)
-        return _linear_on_gpu(form, values, index, num_rows, plan)
+        return by_plan(form, num_rows, 0, plan, values, index)
     index = index[0] if index else None
     if backend == "llvm" and num_rows and form.terms:
         return native.run_linear(form, values, index, num_rows)

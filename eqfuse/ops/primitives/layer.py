@@ -12,11 +12,11 @@ from itertools import compress
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import ad, batching
+from jax.interpreters import ad
 
 from eqfuse.ops.ir.form import Form, Index, rows_of_nodes
 from eqfuse.ops.ir.fused import Fused, forms_of
-from eqfuse.ops.primitives import choice, forms, measured, rules
+from eqfuse.ops.primitives import choice, forms, rules
 from eqfuse.ops.primitives.choice import Kernels
 from eqfuse.ops.primitives.rules import split
 
@@ -54,8 +54,6 @@ def evaluate(call: Call, floats, integers):
     if not call.num_rows or not call.num_output_rows:
         call = dataclasses.replace(call, kernels=Kernels.APART)
     compute = {Kernels.APART: _value, Kernels.BLOCKS: _in_blocks}.get(call.kernels, fused_p.bind)
-    if measured.is_collecting():  # to see which derivatives are taken
-        call, compute = dataclasses.replace(call, kernels=Kernels.APART), fused_p.bind
     return compute(*rules.vary_alike([*floats, *integers]), call=call)[0]
 
 
@@ -168,9 +166,8 @@ def _abstract(*arrays, call: Call):
 
 
 def _jvp(primals, tangents, *, call: Call):
-    if measured.is_collecting():
-        measured.note_order(_problem(call, primals), 2 if call.derivatives else 1)
-    if call.is_tangent or (call.derivatives and call.kernels is not Kernels.NATIVE):
+    of_every_order = call.kernels in (Kernels.NATIVE, Kernels.MEASURED)
+    if call.is_tangent or (call.derivatives and not of_every_order):
         return rules.jvp_of(definition)(primals, tangents, call=call)
     operands, given, integers = call.split(primals)
     operands, n = [*operands, *given], call.fused.num_floats
@@ -190,19 +187,3 @@ def _jvp(primals, tangents, *, call: Call):
 
 
 fused_p = rules.derived_primitive("eqfuse_fused", definition, _abstract, _jvp)
-_definition_of_members = rules.batch_of(definition)
-
-
-def _batch(arrays, dims, *, call: Call):
-    if measured.is_collecting() and not call.derivatives:
-        measured.leave_out(_problem(call, arrays))
-    return _definition_of_members(arrays, dims, call=call)
-
-
-batching.primitive_batchers[fused_p] = _batch
-
-
-def _problem(call: Call, arrays) -> measured.Problem:
-    return measured.Problem.of(
-        call.fused, call.num_rows, call.num_nodes, call.backend, arrays[0].dtype
-    )

@@ -12,6 +12,8 @@ from jax.interpreters import partial_eval as pe
 
 from eqfuse.ops.backends.triton.primitive import launch_p
 from eqfuse.ops.primitives import forms, gpu_layer, layer, measured
+from eqfuse.ops.primitives.choice import Kernels
+from eqfuse.ops.primitives.measured import LookedUp, Problem
 
 
 def _lower_fused(*arrays, call):
@@ -55,10 +57,32 @@ def compile_ahead(function, *args, target: str | None = None, threads: int | Non
     return compile_many(specs, target, threads)
 
 
-def plans_of(function, *args) -> dict[measured.Problem, int]:
-    """Return the forms of `function` whose kernels on a GPU have several plans, see `measured`."""
+def ops_of(function, *args) -> dict[Problem, int]:
+    """Return the fused ops of `function` to measure, with the order of the highest derivative.
+
+    Those within `jax.vmap`, which have another number of rows there, and within `jax.shard_map`
+    are left out.
+    """
+    with measured.collecting(LookedUp()):
+        traced = jax.make_jaxpr(function)(*args)
+    orders: dict[Problem, int] = {}
+    for equation in _equations(traced.jaxpr):
+        call = equation.params.get("call")
+        if equation.primitive is layer.fused_p and call.kernels is Kernels.MEASURED:
+            dtype = equation.invars[0].aval.dtype
+            sizes = call.num_rows, call.num_nodes
+            problem = Problem.of(call.fused, *sizes, call.backend, dtype)
+            order = min(2, -(-len(call.derivatives) // 2))
+            orders[problem] = max(order, orders.get(problem, 0))
+    return orders
+
+
+def plans_of(function, *args) -> dict[Problem, int]:
+    """Return the forms of `function` whose kernels on a GPU have several plans, each of order 0."""
     used = _used(function, args)
-    return measured.collect(lambda: list(_specs(used)))
+    with measured.collecting(found := LookedUp()):
+        list(_specs(used))
+    return dict.fromkeys(found.problems, 0)
 
 
 def _used(function, args) -> Jaxpr:
@@ -68,7 +92,7 @@ def _used(function, args) -> Jaxpr:
 
 
 def _specs(jaxpr: Jaxpr):
-    for equation in jaxpr.eqns:
+    for equation in _equations(jaxpr):
         params = equation.params
         if equation.primitive in lowerings:
             backend = params["call"].backend if "call" in params else params["backend"]
@@ -79,8 +103,15 @@ def _specs(jaxpr: Jaxpr):
         if equation.primitive is launch_p:
             yield params["spec"]
 
-        def is_jaxpr(value) -> bool:
-            return isinstance(value, Jaxpr | ClosedJaxpr)
 
-        for inner in filter(is_jaxpr, jax.tree.leaves(list(params.values()), is_leaf=is_jaxpr)):
-            yield from _specs(getattr(inner, "jaxpr", inner))
+def _equations(jaxpr: Jaxpr):
+    """Yield the equations of a jaxpr, and of those within."""
+
+    def is_jaxpr(value) -> bool:
+        return isinstance(value, Jaxpr | ClosedJaxpr)
+
+    for equation in jaxpr.eqns:
+        yield equation
+        params = list(equation.params.values())
+        for inner in filter(is_jaxpr, jax.tree.leaves(params, is_leaf=is_jaxpr)):
+            yield from _equations(getattr(inner, "jaxpr", inner))

@@ -8,16 +8,13 @@ another device, or of another version, is never read.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import enum
 import functools
 import hashlib
-import itertools
 import json
 import math
 import pathlib
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -102,6 +99,18 @@ class Result(NamedTuple):
         return ", ".join(parts)
 
 
+@dataclasses.dataclass(eq=False)
+class LookedUp:
+    """The problems of `lookup` while a function is traced to see what it uses."""
+
+    problems: list[Problem] = dataclasses.field(default_factory=list)
+
+
+collecting = jax.make_user_context(None)
+"""A `LookedUp`, or None. It is part of the keys of jit's caches, so that what is traced to be
+looked at is never what runs."""
+
+
 def nearest_power(count: int) -> int:
     return 2 ** round(math.log2(count)) if count else 0
 
@@ -144,15 +153,15 @@ _results: dict[str, dict[str, Result]] = {}
 def results(backend: str) -> dict[str, Result]:
     """Return all that was measured on this device, by `Problem.name`; the file is read once."""
     if backend not in _results:
-        _results[backend] = {}
-        with contextlib.suppress(ValueError, TypeError):  # no file yet
-            kept = json.loads(_file(backend).read() or b"{}")
-            _results[backend] = {name: Result(*fields) for name, fields in kept.items()}
+        kept = json.loads(_file(backend).read() or b"{}")
+        _results[backend] = {name: Result(*fields) for name, fields in kept.items()}
     return _results[backend]
 
 
 def lookup(problem: Problem) -> Result | None:
     """Return what was measured of a problem on this device, or None."""
+    if looked_up := collecting.value:
+        looked_up.problems.append(problem)
     return results(problem.backend).get(problem.name) if is_on() else None
 
 
@@ -179,47 +188,3 @@ def alone(backend: str):
 
 def _file(backend: str) -> _kept.Kept:
     return _kept.Kept("measured", device_key(backend), ".json", f"{backend}-")
-
-
-# what a function uses
-
-_collecting = jax.make_user_context(0)
-"""The number of a list in `_lists`; part of the keys of jit's caches, so that what is traced to be
-looked at is never what runs."""
-_lists: dict[int, dict[Problem, list[int]]] = {}
-"""For each problem how often it is used, and the highest order of its derivatives."""
-_numbers = itertools.count(1)
-
-
-def collect(trace: Callable[[], object]) -> dict[Problem, int]:
-    """Return the problems that tracing meets, each with the highest order of its derivatives."""
-    number = next(_numbers)
-    _lists[number] = {}
-    try:
-        with _collecting(number):
-            trace()
-        return {problem: order for problem, (uses, order) in _lists[number].items() if uses > 0}
-    finally:
-        del _lists[number]
-
-
-def is_collecting() -> bool:
-    return bool(_collecting.value)
-
-
-def note(problem: Problem) -> None:
-    """Note that what is traced uses a problem; not within `jax.shard_map`."""
-    if not jax.sharding.get_abstract_mesh().manual_axes:
-        _lists[_collecting.value].setdefault(problem, [0, 0])[0] += 1
-
-
-def note_order(problem: Problem, order: int) -> None:
-    """Note that what is traced takes a derivative of a problem."""
-    if found := _lists[_collecting.value].get(problem):
-        found[1] = max(found[1], order)
-
-
-def leave_out(problem: Problem) -> None:
-    """Leave out a use that is within `jax.vmap`, and has another number of rows there."""
-    if found := _lists[_collecting.value].get(problem):
-        found[0] -= 1

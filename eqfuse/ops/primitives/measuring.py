@@ -19,7 +19,7 @@ from jax.experimental import multihost_utils
 
 from eqfuse.ops._backend import has_gpu
 from eqfuse.ops._edges import Edges
-from eqfuse.ops.ir.form import INDEX_ARRAYS, Form
+from eqfuse.ops.ir.form import INDEX_ARRAYS
 from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.primitives import choice, forms, layer, lowering, measured
 from eqfuse.ops.primitives.measured import MARGIN, Problem, Result
@@ -75,8 +75,7 @@ def measure(function: Callable, *args, timer: Callable | None = None) -> list[Me
     if not measured.is_on():
         raise ValueError(f"{measured.VARIABLE} is 0: nothing is measured")
     timer = timer or in_turns
-    layers = measured.collect(lambda: jax.eval_shape(function, *args))
-    found = _measured(layers, timer)
+    found = _measured(lowering.ops_of(function, *args), timer)
     return found + _measured(lowering.plans_of(function, *args), timer)  # of what was chosen
 
 
@@ -195,7 +194,7 @@ def _candidates(problem: Problem, order: int) -> Iterator[tuple[str, Callable]]:
         }
     else:
         functions = {
-            " ".join(map(str, plan)): functools.partial(forms.by_plan, problem, plan)
+            " ".join(map(str, plan)): functools.partial(_by_plan, problem, plan)
             for plan in forms.plans(problem)
         }
     for name, function in functions.items():
@@ -209,6 +208,11 @@ def _each(function: Callable, sets: list) -> list:
         operands, results = jax.lax.optimization_barrier((operands, results))
         results = [*results, function(*operands)]
     return results
+
+
+def _by_plan(problem: Problem, plan, arrays, _, integers):
+    sizes = problem.num_rows, problem.num_nodes
+    return forms.by_plan(problem.op, *sizes, plan, arrays, integers)
 
 
 def _derivative(problem: Problem, kernels, order: int, floats, cotangents, integers):
@@ -233,37 +237,34 @@ def _derivative(problem: Problem, kernels, order: int, floats, cotangents, integ
 def _operands(problem: Problem, order: int) -> tuple[list, list]:
     """Return sets of random operands, (floats, cotangents, integers), and the same but rounded."""
     op, rows, nodes = problem.op, problem.num_rows, problem.num_nodes
-    count, dtype, rng = rows, jnp.dtype(problem.dtype), np.random.default_rng(0)
+    rng, integers = np.random.default_rng(0), []
     if isinstance(op, Fused):
-        count = nodes if op.summed else rows
-        linear = op.linear.linear_form
-        floats = [op.form.shape(o, rows, nodes) for o in op.form.inputs]
-        floats += [linear.shape(o, rows) for o in linear.inputs[1:]]
-        floats += [(count, linear.outputs[0].size)] * op.skip
-        shapes = floats, [(count, op.sizes[0]), floats][:order]
+        array = functools.partial(jax.ShapeDtypeStruct, dtype=problem.dtype)
+        count, linear = nodes if op.summed else rows, op.linear.linear_form
+        floats = [array(op.form.shape(o, rows, nodes)) for o in op.form.inputs]
+        floats += [array(linear.shape(o, rows)) for o in linear.inputs[1:]]
+        floats += [array((count, linear.outputs[0].size))] * op.skip
+        arrays = floats, [array((count, op.sizes[0])), floats][:order]
     else:
-        shapes = [op.shape(o, rows, nodes) for o in op.inputs], []
-    integers = []
-    if isinstance(op, Form) and op.num_sets:
-        integers.append(jnp.asarray(rng.integers(0, op.num_sets, count), jnp.int32))
+        dtypes = [op.dtype(o, problem.dtype) for o in op.inputs]
+        shapes = [op.shape(o, rows, nodes) for o in op.inputs]
+        arrays = list(map(jax.ShapeDtypeStruct, shapes, dtypes)), []
+        if op.num_sets:
+            integers.append(jnp.asarray(rng.integers(0, op.num_sets, rows), jnp.int32))
     if nodes:
         edges = _edges_of_a_graph(rng, rows, nodes)
         integers += [jnp.asarray(getattr(edges, name)) for name in INDEX_ARRAYS]
-    is_shape = lambda value: isinstance(value, tuple) and isinstance(value[0], int)  # noqa: E731
-    leaves, tree = jax.tree.flatten(shapes, is_leaf=is_shape)
-    size = sum(map(math.prod, leaves)) * dtype.itemsize
+    leaves, tree = jax.tree.flatten(arrays)
+    size = sum(a.size * a.dtype.itemsize for a in leaves)
     count = max(1, min(MOST_SETS, CACHE[problem.backend] // max(1, size)))
     keys = iter(jax.random.split(jax.random.key(0), count * len(leaves)))
-    sets = [[jax.random.normal(next(keys), s, dtype) for s in leaves] for _ in range(count)]
+    sets = [[jax.random.normal(next(keys), a.shape, a.dtype) for a in leaves] for _ in range(count)]
 
     def nudged(array):
-        by = 1 + _eps(problem) * jax.random.rademacher(jax.random.key(1), array.shape, dtype)
-        return array * by
+        sign = jax.random.rademacher(jax.random.key(1), array.shape, array.dtype)
+        return array * (1 + _eps(problem) * sign)
 
     def whole(arrays):
-        if isinstance(op, Form):
-            dtypes = [op.dtype(o, problem.dtype) for o in op.inputs]
-            arrays = [a.astype(t) for a, t in zip(arrays, dtypes, strict=True)]
         return *jax.tree.unflatten(tree, arrays), integers
 
     return [whole(s) for s in sets], [whole(map(nudged, s)) for s in sets]

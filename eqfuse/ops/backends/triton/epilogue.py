@@ -70,9 +70,9 @@ class Place:
     def mask(self) -> str:
         return self.t.mask_of(self.v, self.part.mul)
 
-    def of_z(self, prefix: str, k: int) -> str:
+    def of_z(self, pointer: str, k: int) -> str:
         """Return the address in an array of the pre-activation or of its cotangents."""
-        pointer, size = {"": "z", "ct_": "ct_z"}.get(prefix, prefix), self.t.linear.size_out
+        size = self.t.linear.size_out
         place = f"{self.block.offset + self.part.first * self.block.dim} + {self.v}"
         return f"{pointer}_ptr + {self.t.row} * {size} + {place} * {self.block.dim} + {k}"
 
@@ -81,9 +81,9 @@ class Place:
         place = f"{tile.offset} + {self.v} * {self.block.dim} + {k}"
         return f"{pointer}_ptr + {self.t.row} * {self.t.fused.sizes[0]} + {place}"
 
-    def z(self, prefix: str = "") -> list[str]:
-        """Return the components of the pre-activation or of a cotangent of it."""
-        return [self.load(self.of_z(prefix, k)) for k in range(self.block.dim)]
+    def z(self) -> list[str]:
+        """Return the components of the pre-activation."""
+        return [self.load(self.of_z("z", k)) for k in range(self.block.dim)]
 
     def load(self, address: str) -> str:
         return self.t.load(address, self.mask)
@@ -120,14 +120,14 @@ def write_cotangent(t: FusedEmitter, tile: Tile, has_ct_z: bool):
         if tile.act == IDENTITY and gate is None:
             results = [(place, cts)]
         elif gate is None:
-            slopes = [activated(t, tile.act, x, 1) for x in place.z("z")]
+            slopes = [activated(t, tile.act, x, 1) for x in place.z()]
             results = [(place, list(map(" * ".join, zip(cts, slopes, strict=True))))]
         else:
-            z, [x] = place.z("z"), gate.z("z")
+            z, [x] = place.z(), gate.z()
             act, slope = (activated(t, tile.act, x, order) for order in (0, 1))
             total = " + ".join(map(" * ".join, zip(cts, z, strict=True)))
             results = [(place, [f"{ct} * {act}" for ct in cts]), (gate, [f"({total}) * {slope}"])]
         for at, values in results:
             for k, value in enumerate(values):
-                more = f" + {at.load(at.of_z('ct_', k))}" if has_ct_z else ""
+                more = f" + {at.load(at.of_z('ct_z', k))}" if has_ct_z else ""
                 at.store(at.of_z("dz", k), value + more)

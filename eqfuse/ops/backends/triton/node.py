@@ -24,61 +24,6 @@ MOST_ROWS = 16  # of a tile for each warp: loads that a thread has on the way
 SUMS = 48  # of rows that a thread has, at most
 
 
-class NodeEmitter(FusedEmitter):
-    """Writes what a program does with the rows of its node, whose number is `node`."""
-
-    def __init__(self, fused: Fused, dtype: str, threads: int):
-        blocks = (*fused.linear.blocks_in, *fused.linear.blocks_out)
-        columns = min(COLUMNS, power_of_two(max(b.mul for b in blocks)))
-        super().__init__(fused, dtype, columns, max(1, threads // WARP))
-
-    def column_groups(self, mul: int, dim: int) -> tuple[str, list[int]]:
-        """Return a loop over `mul` columns, and where in a turn each tile begins."""
-        starts = range(0, mul, self.columns)[: 4 if dim == 1 else 2]
-        step = len(starts) * self.columns
-        return f"for column in tl.range(0, {mul}, {step}, num_stages=1):", list(starts)
-
-    def times(self, row, matrix, starts: list[int], dim: int, size: int, scale: float):
-        """Return scale * row times a matrix of `size` rows, [columns] for each tile and component.
-
-        `row(u, component)` is an address, and `matrix(u, start)` a tile, of the rows u.
-        """
-        rows = SUMS // (dim * len(starts))
-        rows = min(MOST_ROWS, max(1, power_of_two(rows + 1) // 2)) * self.warps
-        rows = min(rows * WARP // self.columns, power_of_two(size))
-        shape = f"[{rows}, {self.columns}]"
-        totals = [
-            [self.name(f"tl.zeros({shape}, {self.real})") for _ in range(dim)] for _ in starts
-        ]
-        with self.block(f"for at in tl.range(0, {size}, {rows}, num_stages=1):"):
-            u = self.name(f"at + tl.arange(0, {rows})")
-            values = [
-                self.load(f"{row(f'{u}[:, None]', k)}", f"{u}[:, None] < {size}")
-                for k in range(dim)
-            ]
-            for start, sums in zip(starts, totals, strict=True):
-                tile = matrix(u, start)
-                for value, total in zip(values, sums, strict=True):
-                    self.emit(f"{total} += {value} * {tile}")
-        names = [name for sums in totals for name in sums]
-        for first in range(0, len(names), ADDED):
-            self.reduce(names[first : first + ADDED], 0, "_sum")
-        scaled = "" if scale == 1.0 else f"{scale!r} * "
-        return [[self.name(f"{scaled}{name}_sum") for name in sums] for sums in totals]
-
-    def added(self, results, starts: list[int], dim: int) -> list[list[str]]:
-        """Return the sums of results of `times`, or zeros."""
-        if not results:
-            zeros = f"tl.zeros([{self.columns}], {self.real})"
-            return [[self.name(zeros) for _ in range(dim)] for _ in starts]
-        first, *others = results
-        for other in others:
-            for sums, more in zip(first, other, strict=True):
-                for total, value in zip(sums, more, strict=True):
-                    self.emit(f"{total} += {value}")
-        return first
-
-
 @functools.lru_cache(maxsize=256)
 def forward(fused: Fused, dtype: str, edge_lanes: int = 1) -> FusedKernel:
     """Return the kernel that writes the outputs of an op, and the sums of nodes last."""
@@ -87,7 +32,9 @@ def forward(fused: Fused, dtype: str, edge_lanes: int = 1) -> FusedKernel:
     [task] = form.tasks(Form(fused.form.inputs, sums, fused.form.paths), dtype, edge_lanes)
     walk = TaskEmitter(dataclasses.replace(task, all_channels=True))
     walk.emit_all()
-    t = NodeEmitter(fused, dtype, walk.leading * walk.lanes)
+    blocks = (*fused.linear.blocks_in, *fused.linear.blocks_out)
+    columns = min(COLUMNS, power_of_two(max(b.mul for b in blocks)))
+    t = FusedEmitter(fused, dtype, columns, max(1, walk.leading * walk.lanes // WARP))
     t.lines += walk.lines
     t.emit("node = receiver")
     t.emit("tl.debug_barrier()")
@@ -106,11 +53,12 @@ def forward(fused: Fused, dtype: str, edge_lanes: int = 1) -> FusedKernel:
     return t.kernel("fused_node", note, inputs, walk.index_arrays(), outputs, scalars)
 
 
-def _write_mixed(t: NodeEmitter, part: Part):
+def _write_mixed(t: FusedEmitter, part: Part):
     """Write a block of the pre-activation: the Linear of the sums, bias and skip."""
     dim = t.linear.blocks_out[part.block].dim
-    loop, starts = t.column_groups(part.mul, dim)
-    with t.block(loop):
+    starts = range(0, part.mul, t.columns)[: 4 if dim == 1 else 2]
+    step = len(starts) * t.columns
+    with t.block(f"for column in tl.range(0, {part.mul}, {step}, num_stages=1):"):
         places = [Place(t, part, t.column(start)) for start in starts]
         added = []
         for place in places:
@@ -122,24 +70,45 @@ def _write_mixed(t: NodeEmitter, part: Part):
                     more.append(place.load(place.of_z("skip", k)))
             added.append(terms)
         results = [_times_matrix(t, term, starts, dim) for term in t.linear.into(part.block)]
-        found = t.added(results, starts, dim)
+        if not results:
+            zeros = f"tl.zeros([{t.columns}], {t.real})"
+            results = [[[t.name(zeros) for _ in range(dim)] for _ in starts]]
+        found, *others = results
+        for other in others:
+            for sums, more in zip(found, other, strict=True):
+                for total, value in zip(sums, more, strict=True):
+                    t.emit(f"{total} += {value}")
         for place, values, terms in zip(places, found, added, strict=True):
             for k, (value, more) in enumerate(zip(values, terms, strict=True)):
-                place.store(place.of_z("", k), " + ".join([value, *more]))
+                place.store(place.of_z("z", k), " + ".join([value, *more]))
 
 
-def _times_matrix(t: NodeEmitter, term: Term, starts: list[int], dim: int):
-    """Return columns of a term of the Linear of the sums."""
+def _times_matrix(t: FusedEmitter, term: Term, starts, dim: int) -> list[list[str]]:
+    """Return a term of the Linear of the sums, [columns] for each tile and component.
+
+    A tile of the matrix begins at each of the columns `starts`.
+    """
     source, width = t.linear.blocks_in[term.x.segment], t.linear.blocks_out[term.z.segment].mul
     size = t.fused.form.outputs[0].size
-
-    def row(u: str, k: int) -> str:
-        return f"m_ptr + node * {size} + {source.offset} + {u} * {source.dim} + {k}"
-
-    def matrix(u: str, start: int) -> str:
-        v = t.column(start)
-        mask = f"({u}[:, None] < {source.mul}) & ({v}[None, :] < {width})"
-        place = f"{u}[:, None] * {width} + {v}[None, :]"  # neighbours of a row at once
-        return t.load(f"{t.parameter(term)} + {place}", mask)
-
-    return t.times(row, matrix, starts, dim, source.mul, term.scale)
+    rows = SUMS // (dim * len(starts))
+    rows = min(MOST_ROWS, max(1, power_of_two(rows + 1) // 2)) * t.warps
+    rows = min(rows * WARP // t.columns, power_of_two(source.mul))
+    zeros = f"tl.zeros([{rows}, {t.columns}], {t.real})"
+    totals = [[t.name(zeros) for _ in range(dim)] for _ in starts]
+    with t.block(f"for at in tl.range(0, {source.mul}, {rows}, num_stages=1):"):
+        u = t.name(f"at + tl.arange(0, {rows})")
+        present = f"{u}[:, None] < {source.mul}"
+        row = f"m_ptr + node * {size} + {source.offset} + {u}[:, None] * {source.dim}"
+        values = [t.load(f"{row} + {k}", present) for k in range(dim)]
+        for start, sums in zip(starts, totals, strict=True):
+            v = t.column(start)
+            place = f"{u}[:, None] * {width} + {v}[None, :]"  # neighbours of a row at once
+            mask = f"({present}) & ({v}[None, :] < {width})"
+            tile = t.load(f"{t.parameter(term)} + {place}", mask)
+            for value, total in zip(values, sums, strict=True):
+                t.emit(f"{total} += {value} * {tile}")
+    names = [name for sums in totals for name in sums]
+    for first in range(0, len(names), ADDED):
+        t.reduce(names[first : first + ADDED], 0, "_sum")
+    scaled = "" if term.scale == 1.0 else f"{term.scale!r} * "
+    return [[t.name(f"{scaled}{name}_sum") for name in sums] for sums in totals]

@@ -1,7 +1,5 @@
 """Fixtures of the tests of kernels for GPUs."""
 
-import collections
-
 import pytest
 
 from eqfuse.ops.backends.triton import compile
@@ -11,9 +9,16 @@ from eqfuse.ops.backends.triton import compile
 def empty_cache(tmp_path, monkeypatch):
     """Return an empty cache folder; nothing is compiled or loaded yet."""
     monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path / "cache"))
-    for name, value in (("_KERNELS", {}), ("COUNTS", collections.Counter())):
-        monkeypatch.setattr(compile, name, value)
+    monkeypatch.setattr(compile, "_KERNELS", {})
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def compiled(empty_cache, monkeypatch):
+    """Return a list of what is compiled from now on, and found neither in memory nor on disk."""
+    found, right = [], compile._compile
+    monkeypatch.setattr(compile, "_compile", lambda *args: found.append(args) or right(*args))
+    return found
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ def test_a_planted_triton_kernel_is_not_loaded(folder, monkeypatch, fault):
     from tests.ops.backends.triton import row_sum
 
     spec = row_sum.spec()
-    forged = compile.CompiledKernel(spec.name, "sm_80", "forged", b"", 1, 0, 1, 0, 0.0, False)
+    forged = compile.CompiledKernel(spec.name, "sm_80", "forged", b"", 1, 0, 1, 0, 0.0)
     kept = compile._kept(spec, "sm_80")
     kept.write(json.dumps({**vars(forged), "binary": ""}).encode())
     monkeypatch.setattr(compile, "_KERNELS", {})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import collections
 import concurrent.futures
 import dataclasses
 import functools
@@ -96,7 +95,7 @@ def load(spec: KernelSpec):
 
 
 # raised when a change of this file changes what is compiled, so that old entries are not found
-REVISION = 7
+REVISION = 8
 
 # registers per thread at which ptxas fits fewer programs on a processor, for small programs
 _REGISTER_STEPS = (64, 80, 96, 128, 144, 168, 200, 255)
@@ -253,7 +252,6 @@ class CompiledKernel:
     num_warps: int  # of a program: those of the spec, or more where fewer would spill
     shared_bytes: int  # per program
     compile_seconds: float  # what it took when it was compiled
-    from_disk: bool  # whether this process found it on disk
 
 
 MOST_WARPS = 8  # of a program up to which more are tried where fewer spill
@@ -261,8 +259,6 @@ MOST_WARPS = 8  # of a program up to which more are tried where fewer spill
 _LOCK = threading.Lock()
 _LOCKS: dict[tuple[KernelSpec, str], threading.Lock] = {}
 _KERNELS: dict[tuple[KernelSpec, str], CompiledKernel] = {}
-COUNTS: collections.Counter[str] = collections.Counter()
-"""How often a kernel was "compiled", and found "in_memory" and "on_disk"."""
 
 
 def compile_kernel(spec: KernelSpec, target: str) -> CompiledKernel:
@@ -279,20 +275,13 @@ def compile_kernel(spec: KernelSpec, target: str) -> CompiledKernel:
 def find(spec: KernelSpec, target: str) -> CompiledKernel | None:
     """Return the kernel from memory or disk, or None."""
     if result := _KERNELS.get((spec, target)):
-        _count("in_memory")
         return result
     content = _kept(spec, target).read()
     if content is None:
         return None
-    _count("on_disk")
     value = json.loads(content)
-    value |= {"binary": base64.b64decode(value["binary"]), "from_disk": True}
+    value["binary"] = base64.b64decode(value["binary"])
     return _keep(spec, CompiledKernel(**value))
-
-
-def _count(what: str) -> None:
-    with _LOCK:
-        COUNTS[what] += 1
 
 
 def _compile(spec: KernelSpec, target: str) -> CompiledKernel:
@@ -306,7 +295,6 @@ def _compile(spec: KernelSpec, target: str) -> CompiledKernel:
         kernel = min(kernel, other, key=lambda k: k.spilled_bytes)
     value = {**vars(kernel), "binary": base64.b64encode(kernel.binary).decode()}
     _kept(spec, target).write(json.dumps(value).encode())
-    _count("compiled")
     return _keep(spec, kernel)
 
 
@@ -328,7 +316,6 @@ def _compile_once(spec: KernelSpec, target: str) -> CompiledKernel:
         num_warps=spec.num_warps,
         shared_bytes=metadata["shared"],
         compile_seconds=round(time.perf_counter() - start, 3),
-        from_disk=False,
     )
 
 

@@ -62,37 +62,35 @@ def test_kernel_compiles_without_a_gpu(target):
     assert ("fma" in kernel.assembly) is False  # the kernel only adds
 
 
-def test_kernels_are_compiled_once_and_found_on_disk(empty_cache, monkeypatch):
-    layers = [compile.compile_kernel(spec(), "sm_90") for _ in range(10)]
-    assert compile.COUNTS == {"compiled": 1, "in_memory": 9}
+def test_kernels_are_compiled_once_and_found_on_disk(empty_cache, compiled, monkeypatch):
+    first, *layers = [compile.compile_kernel(spec(), "sm_90") for _ in range(10)]
+    assert all(layer is first for layer in layers)
     compile._KERNELS.clear()
     again = compile.compile_kernel(spec(), "sm_90")
-    assert compile.COUNTS == {"compiled": 1, "in_memory": 9, "on_disk": 1}
-    assert again.from_disk
-    assert not layers[0].from_disk
-    assert again.assembly == layers[0].assembly
+    assert len(compiled) == 1
+    assert again is not first
+    assert again == first
 
     [entry] = (empty_cache / "compiled").iterdir()
     content = entry.read_bytes()
     entry.write_bytes(content.replace(b".target sm_90a", b".target sm_80a"))
     assert entry.read_bytes() != content
     compile._KERNELS.clear()
-    assert compile.compile_kernel(spec(), "sm_90").assembly == layers[0].assembly
-    assert compile.COUNTS["compiled"] == 2
+    assert compile.compile_kernel(spec(), "sm_90").assembly == first.assembly
+    assert len(compiled) == 2
     monkeypatch.setattr(compile, "REVISION", "another")
     compile._KERNELS.clear()
     compile.compile_kernel(spec(), "sm_90")
-    assert compile.COUNTS["compiled"] == 3
+    assert len(compiled) == 3
 
 
-def test_many_kernels_compile_beside_each_other():
+def test_many_kernels_compile_beside_each_other(compiled):
     specs = [spec(dtype) for dtype in (np.float32, ml_dtypes.bfloat16)]
     kernels = compile_many([*specs, *specs], "sm_90", threads=2)
     assert [k.entry for k in kernels] == [s.name for s in (*specs, *specs)]
-    assert compile.COUNTS["compiled"] == 2
-    assert compile.COUNTS["on_disk"] == 0
+    assert len(compiled) == 2
     compile_many(specs, "sm_90")
-    assert compile.COUNTS["compiled"] == 2
+    assert len(compiled) == 2
 
 
 def test_compile_many_reports_what_the_compiler_says():
@@ -204,4 +202,4 @@ def test_a_kernel_that_spills_is_named(dense, monkeypatch):
     compile._KERNELS.clear()
     with pytest.warns(RuntimeWarning, match=message):  # also of a kernel that is on disk
         compile.find(spec, "sm_90")
-    assert compile.find(spec, "sm_90") == dataclasses.replace(found, from_disk=True)
+    assert compile.find(spec, "sm_90") == found

@@ -33,7 +33,7 @@ def interpret_count() -> int:
 def interpret(spec: KernelSpec, inputs, outputs, scalars=(), grid=(1,)) -> None:
     """Run the kernel over `grid`, writing into `outputs`; arrays are NumPy's, C-contiguous."""
     global _count
-    spec.check_call(inputs, outputs, scalars)
+    spec.check_call(inputs, scalars)
     if not all(a.flags.c_contiguous for a in (*inputs, *outputs)):
         raise ValueError(f"kernel {spec.name}: arrays must be C-contiguous")
     kernel = _loaded(spec)  # of its own, since the interpreter writes into its globals
@@ -158,14 +158,14 @@ def _interpreting():
                 scope.restore()
 
 
-def lower_interpret(ctx, spec: KernelSpec, operands, scalars, grid, aliases=()):
+def _lower(ctx, *operands, spec: KernelSpec, shapes, scalars, grid, aliases):
     """Run the kernel in Triton's interpreter, on a CPU, as `lower_gpu` does on a GPU.
 
     Outputs of floating type are filled with NaN first, so that an element that the kernel fails to
     write is seen. Those of float64 leave the callback as pairs of int32, which JAX does not narrow:
     it may run in a thread of XLA's, where `jax.enable_x64` of the calling thread does not hold.
     """
-    spec.check_call(ctx.avals_in, ctx.avals_out, scalars)
+    spec.check_call(ctx.avals_in, scalars)
     avals_in, avals_out = list(ctx.avals_in), list(ctx.avals_out)
 
     def call(*inputs):
@@ -202,10 +202,6 @@ def _poisoned(aval):
     array = np.empty(aval.shape, aval.dtype)
     array.fill(np.nan if np.issubdtype(aval.dtype, np.inexact) or aval.dtype.kind == "V" else -1)
     return array
-
-
-def _lower(ctx, *operands, spec, shapes, scalars, grid, aliases):
-    return lower_interpret(ctx, spec, operands, scalars, grid, aliases)
 
 
 mlir.register_lowering(launch_p, _lower, platform="cpu")

@@ -70,8 +70,9 @@ class Task:
     shared: frozenset[int]  # outputs that several kernels add to, in float32 or better until then
     dtype: str  # of the operands, a numpy name
     edge_lanes: int = 1  # edges of a program at a time, if threads allow it: a power of two
-    all_channels: bool = False  # of one program, where several would have them otherwise
     channels: int = 0  # of a program at most; 0 for `blocks` to say
+    divisor: int = 1  # of the warps of a program, whose threads have as many channels more
+    all_channels: bool = False  # of one program, where several would have them otherwise
 
     @property
     def written(self) -> set[tuple[int, int]]:
@@ -111,11 +112,6 @@ class FormKernel:
     reduce_over: Index
     rows_per_program: int
     channel_blocks: int
-
-    def with_fewer_warps(self, divisor: int) -> "FormKernel":
-        """Return the kernel in programs whose threads have as many channels more."""
-        spec = self.spec.with_warps(max(1, self.spec.num_warps // divisor))
-        return dataclasses.replace(self, spec=spec)
 
     def grid(self, num_rows: int, num_nodes: int) -> tuple[int, int]:
         rows = num_rows if self.reduce_over is Index.ROW else num_nodes
@@ -255,7 +251,7 @@ class TaskEmitter(Emitter):
         note = f"{sum(map(len, self.task.groups))} of the paths of:\n{form!r}"
         reduce_over = self.task.reduce_over
         stem = "_".join([*outputs, reduce_over.value])
-        warps = max(1, self.leading * self.lanes // WARP)
+        warps = max(1, self.leading * self.lanes // WARP // self.task.divisor)
         spec = self.spec(stem, note, inputs, scalars, outputs, warps)
         operands = self.inputs, arrays, self.continued, self.outputs, self.partial
         return FormKernel(spec, *operands, reduce_over, self.rows, self.channel_blocks)
@@ -486,7 +482,7 @@ def edge_lanes(form: Form, dtype: str, num_rows: int, num_nodes: int) -> int:
     threads, count = blocks(form, reduces_channels=True)
     threads = max(threads, WARP) * count * num_nodes
     lanes = 1
-    if dtype != "float64":  # whose kernels have no registers left
+    if form.on_graph and dtype != "float64":  # whose kernels have no registers left
         while 4 * lanes * num_nodes <= num_rows and 2 * lanes * threads <= THREADS_AT_ONCE:
             lanes *= 2
     return lanes
@@ -511,16 +507,17 @@ def kernels(form: Form, dtype: str, *plan) -> tuple[FormKernel, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def tasks(
-    form: Form, dtype: str, edge_lanes: int = 1, atomic: bool = False, channels: int = 0
+    form: Form, dtype: str, lanes: int = 1, channels: int = 0, divisor: int = 1
 ) -> tuple[Task, ...]:
-    """Return the tasks of the kernels of a form.
+    """Return the tasks of the kernels of a form, which have so many `lanes` of edges.
 
-    With `atomic`, programs of receivers compute all outputs, and rows of senders are added to. A
-    program of 32 `channels` is one warp: it sums them without barriers, and another sum follows.
+    Where it is negative, programs of receivers compute all outputs, and rows of senders are added
+    to. A program of 32 `channels` is one warp: it sums them without barriers, and another sum
+    follows. The warps of a program are divided by `divisor`.
     """
     found, accumulated = [], set()
     by_receiver = {Index.RECEIVER: [*range(len(form.outputs))]}
-    for reduce_over, outputs in (by_receiver if atomic else reductions(form)).items():
+    for reduce_over, outputs in (by_receiver if lanes < 0 else reductions(form)).items():
         part = [p for p in form.paths if p.output.operand in outputs]
         groups = ordered_groups(Form(form.inputs, form.outputs, tuple(part)))
         chunks = _chunks(form, reduce_over, groups, dtype)
@@ -533,8 +530,8 @@ def tasks(
         for chunk in chunks:
             parts = frozenset(accumulated), frozenset(zero_segments), shared
             terms = sum(len(path.terms) for group in chunk for path in group)
-            lanes = edge_lanes if terms <= TERMS_OF_LANES else 1
-            found.append(Task(form, chunk, reduce_over, *parts, dtype, lanes, channels=channels))
+            edges = abs(lanes) if terms <= TERMS_OF_LANES else 1
+            found.append(Task(form, chunk, reduce_over, *parts, dtype, edges, channels, divisor))
             accumulated |= found[-1].written
             zero_segments = set()
     return tuple(found)

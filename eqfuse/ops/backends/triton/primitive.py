@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,8 @@ launch_p.multiple_results = True
 def launch(spec: KernelSpec, arrays, shapes, scalars, grid: tuple[int, ...], aliases=()):
     """Run a kernel on arrays and scalars; return outputs of these shapes.
 
-    `aliases` are pairs (input, output) that are one array: the kernel adds to what is there.
+    `aliases` are pairs (input, output) of arrays that share their memory, so that what the kernel
+    does not write of the output keeps the input's value.
     """
     return launch_p.bind(
         *arrays,
@@ -41,10 +43,6 @@ def _abstract(*arrays, spec, shapes, **params):
     ]
 
 
-def _lower(ctx, *operands, spec, shapes, scalars, grid, aliases):
-    return lower_gpu(ctx, spec, operands, scalars, grid, aliases)
-
-
 def _refuse(ctx, *operands, **params):
     raise ValueError(
         "backend 'triton' runs on a GPU (CUDA or ROCm), and this computation is for a CPU; use "
@@ -54,69 +52,53 @@ def _refuse(ctx, *operands, **params):
 
 mlir.register_lowering(launch_p, _refuse, platform="cpu")
 for _platform in ("cuda", "rocm"):
-    mlir.register_lowering(launch_p, _lower, platform=_platform)
+    mlir.register_lowering(launch_p, lower_gpu, platform=_platform)
 
 
 def form_plans(
     form: Form, dtype: str, num_rows: int, num_nodes: int, deterministic: bool = True
 ) -> list[tuple[int, ...]]:
-    """Return the plans of the kernels of a form, what the rule says first.
+    """Return the plans of the kernels of a form, see `Plan`; what the rule says first.
 
-    The first number of a plan is how many edges a program has at a time, negative where receivers
-    own all edges; the second how many channels at most, 0 for the rule's; the third is 1 where rows
-    of senders are written for each edge and summed by another kernel, and not added atomically, and
-    2 where one kernel has the senders' sums alone, and another, of receivers, all that remains; the
-    fourth by what the warps of a program are divided, whose threads then have several channels.
     In two kernels, an edge would read 54 kB of weights, features and cotangents (NequIP, 64
     channels), by an estimate, and in one 29 to 41.
     """
-    rule = _lanes(form, dtype, num_rows, num_nodes)
+    rule = plan.edge_lanes(form, dtype, num_rows, num_nodes)
     if not form.on_graph or dtype == "float64":  # whose kernels have no registers left
         return [(rule,)]
     channels = 0 if all(o.channels for o in form.outputs) else plan.WARP  # sums without barriers
     wanted = [(rule,), *((lanes,) for lanes in LANES), (rule, channels), (1, 0, 0, 2)]
-    if any(o.index is Index.SENDER for o in form.outputs):
+    of_senders = [o.index is Index.SENDER for o in form.outputs]
+    if any(of_senders):
         if any(o.index is Index.RECEIVER for o in form.inputs):
-            wanted += [(-1, channels, 1)] * (dtype == "float32") + [(rule, channels, 2)]
+            wanted += [(-1, channels, 1)] * (dtype == "float32")
+            wanted += [(rule, channels, 2)] * (not all(of_senders))
         if not deterministic:
             wanted += [(-1,), (-rule,), (-1, channels)]
     texts: dict[tuple, tuple[int, ...]] = {}
-    for chosen in wanted:
-        texts.setdefault(_kernels(form, dtype, chosen), chosen)  # each once
+    for chosen in wanted:  # each once
+        lanes, channels, apart, divisor = Plan(*chosen)
+        own = chosen if apart else plan.kernels(form, dtype, lanes, channels, divisor)
+        texts.setdefault(own, chosen)
     return list(texts.values())
 
 
-def _kernels(form: Form, dtype: str, chosen: tuple[int, ...]) -> tuple[plan.FormKernel, ...]:
-    lanes, channels, apart, divisor = (*chosen, *(0, 0, 0, 1)[len(chosen) :])
-    if apart == 2:
-        parts = [(part, (sign * lanes, channels)) for _, _, part, sign in _by_end(form)]
-        return tuple(k for part, how in parts for k in _kernels(part, dtype, how))
-    form = _of_edges(form) if apart else form
-    kernels = plan.kernels(form, dtype, abs(lanes), lanes < 0, channels)
-    return kernels if divisor == 1 else tuple(k.with_fewer_warps(divisor) for k in kernels)
+class Plan(NamedTuple):
+    """How a form is computed.
 
-
-def _of_edges(form: Form) -> Form:
-    """Return the form with a row for each edge in the place of sums of senders."""
-    rows = {o: Index.ROW for o, out in enumerate(form.outputs) if out.index is Index.SENDER}
-    return form.indexed({}, rows)
-
-
-def _by_end(form: Form):
-    """Yield the outputs, the inputs and the form of sums of senders, and of all others.
-
-    Last is 1 where senders walk their edges, and -1 where receivers do.
+    Attributes:
+      lanes: edges that a program has at a time, negative where receivers own all edges.
+      channels: of a program at most; 0 for the rule's.
+      apart: 1 where rows of senders are written for each edge and summed by another kernel, and not
+        added atomically; 2 where one kernel has the senders' sums alone, and another, of receivers,
+        all that remains.
+      divisor: of the warps of a program, whose threads then have several channels.
     """
-    sums = [o.index is Index.SENDER for o in form.outputs]
-    for sign, wanted in ((1, sums), (-1, [not s for s in sums])):
-        if any(wanted):
-            part = form.restrict(tuple(wanted))
-            used = part.used_inputs()
-            yield wanted, used, part.drop_inputs(used), sign
 
-
-def _lanes(form: Form, dtype: str, num_rows: int, num_nodes: int) -> int:
-    return plan.edge_lanes(form, dtype, num_rows, num_nodes) if form.on_graph else 1
+    lanes: int
+    channels: int = 0
+    apart: int = 0
+    divisor: int = 1
 
 
 LANES = 1, 2, 4, 8
@@ -128,25 +110,15 @@ def run_form(form: Form, inputs, indices, num_rows: int, num_nodes: int, chosen=
 
     `indices` are arrays by name, and `chosen` one of `form_plans`, the first if it is None.
     """
+    dtype, dtypes = form.dtypes(inputs)
+    chosen = chosen or (plan.edge_lanes(form, dtype, num_rows, num_nodes),)
+    lanes, channels, apart, divisor = Plan(*chosen)
+    if apart:
+        run = _senders_by_edge if apart == 1 else _senders_apart
+        return run(form, inputs, (indices, num_rows, num_nodes), lanes, channels)
     sizes = {"num_rows": num_rows, "num_nodes": num_nodes}
     results: dict[int, jax.Array] = {}
-    dtype, dtypes = form.dtypes(inputs)
-    chosen = chosen or (_lanes(form, dtype, num_rows, num_nodes),)
-    given = indices, num_rows, num_nodes
-    if chosen[2:3] == (1,):
-        outputs = run_form(_of_edges(form), inputs, *given, chosen[:2])
-        for o, operand in enumerate(form.outputs):
-            if operand.index is Index.SENDER:
-                sums = rows_of_nodes(operand.size, Index.SENDER, True)
-                [outputs[o]] = run_form(sums, [outputs[o]], *given)
-        return outputs
-    if chosen[2:3] == (2,):
-        for wanted, used, part, sign in _by_end(form):
-            how = sign * chosen[0], chosen[1]
-            found = run_form(part, [*itertools.compress(inputs, used)], *given, how)
-            results |= zip(itertools.compress(range(len(wanted)), wanted), found, strict=True)
-        return [results[o] for o in range(len(form.outputs))]
-    for kernel in _kernels(form, dtype, chosen):
+    for kernel in plan.kernels(form, dtype, lanes, channels, divisor):
         arrays = [inputs[i] for i in kernel.inputs]
         arrays += [indices[name] for name in kernel.index_arrays]
         aliases = tuple(
@@ -169,6 +141,31 @@ def run_form(form: Form, inputs, indices, num_rows: int, num_nodes: int, chosen=
     whole = [results[o] for o in range(len(form.outputs))]
     whole = [a.sum(axis=0) if a.ndim == 3 else a for a in whole]
     return [a.astype(t) for a, t in zip(whole, dtypes, strict=True)]
+
+
+def _senders_by_edge(form: Form, inputs, given, lanes: int, channels: int):
+    """Return the outputs; those of senders are written for each edge, and then summed."""
+    senders = [o for o, out in enumerate(form.outputs) if out.index is Index.SENDER]
+    of_edges = form.indexed({}, dict.fromkeys(senders, Index.ROW))
+    outputs = run_form(of_edges, inputs, *given, (lanes, channels))
+    for o in senders:
+        sums = rows_of_nodes(form.outputs[o].size, Index.SENDER, True)
+        [outputs[o]] = run_form(sums, [outputs[o]], *given)
+    return outputs
+
+
+def _senders_apart(form: Form, inputs, given, lanes: int, channels: int):
+    """Return the outputs: senders walk their edges for theirs, and receivers for all others."""
+    results = {}
+    for of_senders, own_lanes in ((True, lanes), (False, -lanes)):
+        own = tuple((o.index is Index.SENDER) == of_senders for o in form.outputs)
+        if any(own):
+            part = form.restrict(own)
+            used = part.used_inputs()
+            arrays = [*itertools.compress(inputs, used)]
+            found = run_form(part.drop_inputs(used), arrays, *given, (own_lanes, channels))
+            results |= zip(itertools.compress(range(len(own)), own), found, strict=True)
+    return [results[o] for o in range(len(form.outputs))]
 
 
 ROWS_OF_A_PART = 128  # the fewest that a program walks for its sum of a gradient of weights

@@ -5,11 +5,9 @@ The call is the one that jaxlib's GPU plug-in registers for jax-triton, which fi
 
 from __future__ import annotations
 
-import atexit
 import functools
 import hashlib
 import re
-import shutil
 import tempfile
 import zlib
 
@@ -37,7 +35,7 @@ def gpu_kernel(library, compiled: CompiledKernel):
     """
     capability, image = 0, b""
     if not compiled.target.startswith("sm_"):
-        handle, text = tempfile.mkstemp(".hsaco", f"{compiled.entry}-", _folder())
+        handle, text = tempfile.mkstemp(".hsaco", f"{compiled.entry}-", _folder().name)
         with open(handle, "wb") as file:
             file.write(compiled.binary)
     else:
@@ -75,10 +73,9 @@ def _varint(value: int) -> bytes:
 
 
 @functools.cache
-def _folder() -> str:
-    folder = tempfile.mkdtemp(prefix="eqfuse-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+def _folder() -> tempfile.TemporaryDirectory:
+    """Return a folder that is removed when the process ends."""
+    return tempfile.TemporaryDirectory(prefix="eqfuse-", ignore_cleanup_errors=True)
 
 
 _ALIGNMENT = 16  # bytes, of every XLA buffer on a GPU; pipeline.py assumes the same
@@ -136,13 +133,9 @@ def _target_name(capability: str) -> str | None:
     return capability.split(":")[0] if capability.startswith("gfx") else None
 
 
-def lower_gpu(ctx, spec: KernelSpec, operands, scalars, grid, aliases=()):
-    """Launch the kernel on CUDA or ROCm: one custom call.
-
-    `aliases` are pairs (input, output) of arrays that share their memory, so that what the kernel
-    does not write of the output keeps the input's value.
-    """
-    spec.check_call(ctx.avals_in, ctx.avals_out, scalars)
+def lower_gpu(ctx, *operands, spec: KernelSpec, shapes, scalars, grid, aliases):
+    """Launch the kernel on CUDA or ROCm: one custom call. The parameters are those of `launch`."""
+    spec.check_call(ctx.avals_in, scalars)
     library = gpu_library()
     compiled = compile_kernel(spec, target_of(ctx))
     parameters = [

@@ -7,13 +7,11 @@ import hashlib
 
 # numpy names of the array types that kernels read and write, and what triton calls them
 TRITON_TYPES = {
-    "bool": "*i1",
     "bfloat16": "*bf16",
     "float16": "*fp16",
     "float32": "*fp32",
     "float64": "*fp64",
     "int32": "*i32",
-    "int64": "*i64",
 }
 
 
@@ -49,13 +47,6 @@ class KernelSpec:
         name = f"{stem}_{digest}"
         return cls(name, source.replace("def KERNEL(", f"def {name}("), *types)
 
-    def with_warps(self, num_warps: int) -> KernelSpec:
-        """Return the spec of the function, under another name, in programs of so many warps."""
-        source = self.source.replace(f"def {self.name}(", "def KERNEL(")
-        types = self.input_types, self.output_types, self.scalars, num_warps
-        made = self.build(self.name.rpartition("_")[0], source, *types)
-        return dataclasses.replace(made, coalesce=self.coalesce)
-
     @property
     def output_dtypes(self) -> tuple[str, ...]:
         """Return the NumPy names of the types of the outputs."""
@@ -67,15 +58,11 @@ class KernelSpec:
         """Return the Triton types of all parameters, in order."""
         return (*self.input_types, *("i32" for _ in self.scalars), *self.output_types)
 
-    def check_call(self, inputs, outputs, scalars) -> None:
+    def check_call(self, inputs, scalars) -> None:
         """Refuse arrays (anything with dtype) and scalars that the kernel was not made for."""
-        for what, arrays, types in (
-            ("inputs", inputs, self.input_types),
-            ("outputs", outputs, self.output_types),
-        ):
-            result = tuple(pointer_type(a.dtype) for a in arrays)
-            if result != types:
-                raise ValueError(f"kernel {self.name} wants {what} {types}, got {result}")
+        types = tuple(pointer_type(a.dtype) for a in inputs)
+        if types != self.input_types:
+            raise ValueError(f"kernel {self.name} wants inputs {self.input_types}, got {types}")
         if len(scalars) != len(self.scalars):
             raise ValueError(
                 f"kernel {self.name} wants scalars {self.scalars}, got {tuple(scalars)}"

@@ -1,15 +1,10 @@
-"""A small hand-written graph kernel and a JAX primitive around it: what the runtime tests run."""
+"""A small hand-written graph kernel, and its launch: what the runtime tests run."""
 
-import functools
-
-import jax
 import numpy as np
-from jax.extend.core import Primitive
-from jax.interpreters import mlir
 
-from eqfuse.ops.backends.triton.runtime import lower_gpu
+import tests.interpreter  # noqa: F401  (runs it on this CPU)
+from eqfuse.ops.backends.triton.primitive import launch
 from eqfuse.ops.backends.triton.spec import KernelSpec, pointer_type
-from tests.interpreter import lower_interpret
 
 SOURCE = '''import triton
 import triton.language as tl
@@ -49,25 +44,8 @@ def expected(array):
     return np.stack([part.sum(axis=0) for part in parts])
 
 
-row_sum_p = Primitive("row_sum_for_tests")
-row_sum_p.multiple_results = True
-
-
-@row_sum_p.def_abstract_eval
-def _abstract(array, row_start):
-    return [jax.core.ShapedArray((row_start.shape[0] - 1, array.shape[1]), array.dtype)]
-
-
-def _lower(lower, ctx, *operands):
-    rows, width = ctx.avals_out[0].shape
-    kernel = spec(ctx.avals_in[0].dtype)
-    return lower(ctx, kernel, operands, (width,), (rows,))
-
-
-mlir.register_lowering(row_sum_p, functools.partial(_lower, lower_interpret), platform="cpu")
-mlir.register_lowering(row_sum_p, functools.partial(_lower, lower_gpu), platform="cuda")
-
-
 def row_sum(array, row_start):
     """Return the kernel alone."""
-    return row_sum_p.bind(array, row_start)[0]
+    rows, width = row_start.shape[0] - 1, array.shape[1]
+    kernel, shapes = spec(array.dtype), [(rows, width)]
+    return launch(kernel, [array, row_start], shapes, (width,), (rows,))[0]

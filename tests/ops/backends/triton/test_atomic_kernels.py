@@ -11,7 +11,6 @@ import pytest
 
 from benchmarks.gpu.cases import CASES
 from eqfuse import ops
-from eqfuse.ops.backends.triton import primitive
 from eqfuse.ops.ir import products
 from eqfuse.ops.ir.form import Index, derivatives
 from eqfuse.ops.primitives import forms, lowering, measured, measuring
@@ -29,9 +28,17 @@ ODD = products.tensor_product(
 ).form
 
 
+def sources(form, chosen) -> list[str]:
+    """Return the texts of the kernels of a plan."""
+    sizes, indices = (len(SMALL.pairs), SMALL.num_nodes), forms.indices_of(SMALL.edges())
+    shapes = [jax.ShapeDtypeStruct(form.shape(o, *sizes), "float32") for o in form.inputs]
+    run = jax.make_jaxpr(lambda *arrays: forms.by_plan(form, *sizes, chosen, arrays, indices))
+    return [spec.source for spec in lowering._specs(run(*shapes).jaxpr)]
+
+
 def test_sums_of_bfloat16_are_in_float32():
     form = derivatives(ODD)["backward"]
-    [kernel] = plan.kernels(form, "bfloat16", 1, True)
+    [kernel] = plan.kernels(form, "bfloat16", -1)
     assert dict(zip(kernel.outputs, kernel.spec.output_types, strict=True)) == {
         o: "*fp32" if operand.index is Index.SENDER else "*bf16"
         for o, operand in enumerate(form.outputs)
@@ -49,8 +56,8 @@ def test_they_are_plans_only_where_the_user_allows_it(monkeypatch):
     assert (-1, 32, 1) in plans[0]  # which repeats, too
     assert (1, 32, 2) in plans[0]
     assert plans[1] == [*plans[0], (-1,)]
-    kernels = [k for chosen in plans[0] for k in primitive._kernels(form, "float32", chosen)]
-    assert not any("atomic" in kernel.spec.source for kernel in kernels)
+    assert not any("atomic" in text for chosen in plans[0] for text in sources(form, chosen))
+    assert any("atomic" in text for text in sources(form, (-1,)))
     names = [problem.name for problem in problems]  # under which results are kept
     assert names[0] == names[2] != names[1]
     assert "sums in any order" in names[1]
@@ -197,7 +204,7 @@ def test_gradients_and_their_gradients_where_it_was_faster(monkeypatch, tmp_path
 )
 def test_one_kernel_of_a_backward_pass_does_not_spill(name, target):
     """NequIP of 64 channels, and MACE of 128 with l = 3."""
-    [kernel] = plan.kernels(CASES[name].forms()["backward"], "float32", 1, True)
+    [kernel] = plan.kernels(CASES[name].forms()["backward"], "float32", -1)
     compiled = compile_kernel(kernel.spec, target)
     assert compiled.spilled_bytes == 0
     instruction = "global_atomic_add_f32" if target == "gfx942" else "red.global"
@@ -207,7 +214,7 @@ def test_one_kernel_of_a_backward_pass_does_not_spill(name, target):
 @pytest.mark.parametrize("name", tiers.slow_unless(["nequip-64-l2"], "nequip-64-l2", "mace-large"))
 def test_programs_of_a_warp_have_no_barriers(name):
     """The kernel of the rule has 10 and 17 of them for each edge."""
-    [kernel] = plan.kernels(CASES[name].forms()["backward"], "float32", 1, False, 32)
+    [kernel] = plan.kernels(CASES[name].forms()["backward"], "float32", 1, 32)
     compiled = compile_kernel(kernel.spec, "sm_90")
     assert (compiled.num_warps, compiled.spilled_bytes) == (1, 0)
     assert "bar.sync" not in compiled.assembly

@@ -117,7 +117,7 @@ def test_programs_of_a_warp_are_a_plan():
     form = derivatives(form_of(CASES["graph, one sum in blocks"]))["backward"]
     problem = measured.Problem.of(form, 6, 5, "triton", jnp.dtype("float32"))
     assert (1, 32) in forms.plans(problem)
-    assert {k.spec.num_warps for k in plan.kernels(form, "float32", 1, False, 32)} == {1}
+    assert {k.spec.num_warps for k in plan.kernels(form, "float32", 1, 32)} == {1}
 
 
 def test_a_node_that_is_not_finite_is_so_with_edges_side_by_side():
@@ -160,7 +160,7 @@ def test_a_form_in_several_kernels_is_written_too(name, terms, number, fewest, m
     monkeypatch.setitem(plan.TERMS, "float32", terms)
     monkeypatch.setattr(plan, "tasks", plan.tasks.__wrapped__)  # of other limits, if kept
     monkeypatch.setattr(plan, "kernels", plan.kernels.__wrapped__)
-    kernels = plan.kernels(form, "float32", abs(number), number < 0)
+    kernels = plan.kernels(form, "float32", number)
     assert len(kernels) >= fewest
     assert any(kernel.continued for kernel in kernels)
     check(form, edges(dropped=number < 0), (number,))

@@ -26,11 +26,10 @@ import sys
 import tempfile
 
 from eqfuse.ops.backends.llvm import machine
-from eqfuse.ops.backends.llvm.layout import DEFAULT_CACHES, Machine
+from eqfuse.ops.backends.llvm.layout import Machine
 from eqfuse.ops.backends.llvm.text import with_handler
 
-_NARROW, _WIDE = Machine(32, 16, *DEFAULT_CACHES), Machine(64, 32, *DEFAULT_CACHES)
-_NEON = Machine(16, 32, *DEFAULT_CACHES)
+_NARROW, _WIDE, _NEON = Machine(32, 16), Machine(64, 32), Machine(16, 32)
 
 LEVELS = {
     "x86_64": {"x86-64": _NARROW, "x86-64-v3": _NARROW, "x86-64-v4": _WIDE},
@@ -120,9 +119,7 @@ def _compiled(cpu: str, text: str) -> bytes:
     target = llvm.Target.from_default_triple().create_target_machine(
         cpu=cpu, opt=2, reloc="pic", jit=False
     )
-    with llvm.parse_assembly(text, llvm.create_context()) as parsed:
-        parsed.verify()
-        return target.emit_object(parsed)
+    return machine.object_code(text, target)
 
 
 def build(kernels: dict[str, list[bytes]], file: pathlib.Path) -> None:

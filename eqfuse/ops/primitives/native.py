@@ -9,11 +9,11 @@ from jax.interpreters import mlir
 
 from eqfuse._jax_compat import refuse_export
 from eqfuse.ops.backends import xla
-from eqfuse.ops.backends.llvm import linear as native_linear
 from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.llvm import program as native_program
 from eqfuse.ops.backends.llvm.form import generate
 from eqfuse.ops.backends.llvm.linear import is_wide, transposed
+from eqfuse.ops.backends.llvm.text import Module
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.program import Program
 
@@ -25,31 +25,23 @@ def run_form(form: Form, inputs, indices, num_rows: int, num_nodes) -> list[jax.
     """Return the outputs of a form of products, of one path and one row at least."""
     module = machine.write(functools.partial(generate, form, _wide(inputs[0].dtype)))
     indices = [indices[name] for name in module.index_arrays]
-    shapes = form.output_shapes(num_rows, num_nodes)
-    copied = [form.inputs[i].index.count(num_rows, num_nodes) for i in module.copied]
-    copies = list(zip(copied, module.copies, strict=True))
-    return _computed(module, inputs, indices, shapes, copies)
+    return _computed(module, inputs, indices, num_rows, num_nodes)[: len(form.outputs)]
 
 
 def run_linear(linear_form: Form, arrays, index, num_rows: int) -> list[jax.Array]:
     """Return the outputs of a form with matrices, by its native kernel; large ones are XLA's."""
     if is_wide(linear_form):
         return xla.evaluate_linear_form(linear_form, arrays, index, num_rows)
-    generate = functools.partial(native_linear.generate, linear_form, _wide(arrays[0].dtype))
-    module = machine.write(generate)
+    module = machine.write(functools.partial(generate, linear_form, _wide(arrays[0].dtype)))
     num_sets = max(1, linear_form.num_sets)
     operands = zip(linear_form.inputs, arrays, strict=True)
     inputs = [a.reshape(num_sets, -1) if o.matrix else a for o, a in operands]
     for i in () if linear_form.num_sets else transposed(linear_form):
         inputs.append(jnp.swapaxes(arrays[i], -1, -2).reshape(num_sets, -1))
     indices = [of_sets(name, index, num_sets) for name in module.index_arrays]
-    shapes = [(num_sets if o.matrix else num_rows, o.size) for o in linear_form.outputs]
-    by_row = len(module.copies) - len(module.copied)
-    counts = [num_rows] * by_row + [num_sets] * len(module.copied)
-    copies = list(zip(counts, module.copies, strict=True))
-    results = _computed(module, inputs, indices, shapes, copies)
+    results = _computed(module, inputs, indices, num_rows, num_sets)
     shapes = linear_form.output_shapes(num_rows)
-    return [r.reshape(shape) for r, shape in zip(results, shapes, strict=True)]
+    return [r.reshape(shape) for r, shape in zip(results, shapes, strict=False)]
 
 
 def of_sets(name: str, index, num_sets: int) -> jax.Array:
@@ -67,12 +59,12 @@ def _wide(dtype) -> str:
     return dtype.name if dtype.name in ("float32", "float64") else "float32"
 
 
-def _computed(module, inputs, indices, shapes, copies) -> list[jax.Array]:
+def _computed(module: Module, inputs, indices, num_rows: int, num_nodes) -> list[jax.Array]:
     """Return the results of a module in the dtype of its inputs, of which 16 bits are widened."""
-    dtype = inputs[0].dtype
+    dtype, counts = inputs[0].dtype, {"num_rows": num_rows, "num_nodes": num_nodes}
     inputs = [a.astype(_wide(dtype)) for a in inputs]
-    results = native_p.bind(*inputs, *indices, module=module, shapes=(*shapes, *copies))
-    return [r.astype(dtype) for r in results[: len(shapes)]]
+    results = native_p.bind(*inputs, *indices, module=module, **counts)
+    return [r.astype(dtype) for r in results]
 
 
 def run_rows(program: Program, arrays, indices, num_rows: int, num_nodes: int) -> list[jax.Array]:
@@ -84,11 +76,7 @@ def run_rows(program: Program, arrays, indices, num_rows: int, num_nodes: int) -
     inputs += [arrays[n].T.reshape(1, -1) for n in native_program.transposed_weights(program)]
     inputs += [indices[name] for name in module.index_arrays]
     matrices = [n in program.mixed and program.mixed[n].matrix for n in program.outputs]
-    results = [
-        (parts, shapes[n][1]) if matrix else shapes[n]
-        for n, matrix in zip(program.outputs, matrices, strict=True)
-    ]
-    results = native_p.bind(*inputs, module=module, shapes=tuple(results))
+    results = native_p.bind(*inputs, module=module, num_rows=num_rows, num_nodes=num_nodes)
     return [
         r.sum(0).reshape(matrix) if matrix else r
         for matrix, r in zip(matrices, results, strict=True)
@@ -96,12 +84,9 @@ def run_rows(program: Program, arrays, indices, num_rows: int, num_nodes: int) -
 
 
 @native_p.def_abstract_eval
-def _abstract(*args, module, shapes, dtypes=None):
-    dtypes = dtypes or (args[0].dtype,) * len(shapes)  # one dtype, if none are given
-    return [
-        args[0].update(shape=shape, dtype=jnp.dtype(dtype), weak_type=False)
-        for shape, dtype in zip(shapes, dtypes, strict=True)
-    ]
+def _abstract(*args, module: Module, num_rows: int, num_nodes):
+    arrays = [(r.shape(num_rows, num_nodes), jnp.dtype(r.dtype)) for r in module.results]
+    return [args[0].update(shape=shape, dtype=d, weak_type=False) for shape, d in arrays]
 
 
 def _lower(ctx, *operands, module, **params):

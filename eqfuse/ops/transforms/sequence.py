@@ -230,16 +230,13 @@ def _equations(jaxpr):
 
 def _native_call(program: Program, arrays, dtype: str) -> list[jax.Array]:
     module = machine.write(functools.partial(generate, program, dtype))
-    outputs = [program.arrays[n] for n in program.outputs]
-    shapes = (*((1, a.size) for a in outputs), *((1, width) for width in module.copies))
-    dtypes = (*(a.dtype for a in outputs), *(dtype for _ in module.copies))
     indices = {n for n, _, _ in program.indices}
     shaped = [
         a.reshape(-1) if n in indices else a.reshape(1, -1)
         for n, a in zip(program.inputs, arrays, strict=True)
     ]
-    results = native.native_p.bind(*shaped, module=module, shapes=shapes, dtypes=dtypes)
-    return results[: len(outputs)]
+    results = native.native_p.bind(*shaped, module=module, num_rows=1, num_nodes=1)
+    return results[: len(program.outputs)]
 
 
 # the primitive

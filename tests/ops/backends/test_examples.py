@@ -8,6 +8,7 @@ import pytest
 
 from eqfuse.ops.backends import activations
 from eqfuse.ops.backends.llvm import channels, layout, program
+from eqfuse.ops.backends.llvm import form as llvm_form
 from eqfuse.ops.backends.llvm import linear as llvm_linear
 from eqfuse.ops.backends.llvm.text import Function
 from eqfuse.ops.backends.triton import form, fused_rows
@@ -60,7 +61,7 @@ def contracted() -> str:
 
 
 def mixed_row() -> str:
-    return llvm_linear.generate(mixing("4x0e").linear_form, "float32", MACHINE).text
+    return llvm_form.generate(mixing("4x0e").linear_form, "float32", MACHINE).text
 
 
 def sequence() -> str:

@@ -244,7 +244,10 @@ class Groups:
         f, n, length, kept, wide = self.f, *self._shape(group)
         with f.loop(str(length), step=n) as channels:
             offset = f.times(channels.index, f.bytes)
-            places = [self._kept_place(key, offset) for key in kept]
+            places = [
+                self._place(("out", o), segment, component, self.rows.own["out", o], offset)
+                for o, segment, component in kept
+            ]
             first = [f.load(place, n, w) for place, w in zip(places, wide, strict=True)]
             own = self._owned_inputs(group, offset, n)
             with f.loop(count, carried=first, kinds=[f.vector(n, w) for w in wide]) as rows:
@@ -286,7 +289,7 @@ class Groups:
                         add(numbers.number(number), sums[components])
                         self.cost += 1
         for key, part in sorted(parts.items()):
-            place = self._place(("out", key[0]), *key[1:], row.pointer(("out", key[0])), "0")
+            place = self._place_out(key, row, "0")
             total = f.load(place, n, wide=True) if key in self._begun else None
             f.store(f.add_wide(total, part, n), place, n, wide=True)
 
@@ -301,10 +304,9 @@ class Groups:
             offset, sums = f.times(channels.index, f.bytes), list(channels.carried)
 
             def load(i, segment, component):
-                key = "in", i
-                at = self.rows.own[key] if key in self.rows.own else row.pointer(key)
-                self._prefetch(key, segment, component, row, offset)
-                return f.load(self._place(key, segment, component, at, offset), n)
+                at = row.pointer(("in", i))
+                self._prefetch(("in", i), segment, component, row, offset)
+                return f.load(self._place(("in", i), segment, component, at, offset), n)
 
             contraction = RowContraction(self.plan.form, f, n, self.plan.scalars, load, None)
             vectors = [split(self.plan.form, p)[0] for p in paths]
@@ -329,10 +331,6 @@ class Groups:
         mul, kept = mul_of(self.plan, group[0]), accumulators(self.plan, group)
         wide = [self.plan.is_summed(("out", key[0])) for key in kept]
         return lanes(mul, self.plan.widest), padded(mul, self.plan.widest), kept, wide
-
-    def _kept_place(self, key, offset: str) -> str:
-        o, segment, component = key
-        return self._place(("out", o), segment, component, self.rows.own["out", o], offset)
 
     def _owned_inputs(self, group, offset: str, n: int) -> dict:
         """Return components of a node's inputs, read once for all its rows."""
@@ -407,8 +405,6 @@ class Groups:
 
     def _place_out(self, key, row: Row, offset: str) -> str:
         """Return the address of a component of an output, of the row or of its node."""
-        if ("out", key[0]) in self.rows.own:
-            return self._kept_place(key, offset)
         return self._place(("out", key[0]), *key[1:], row.pointer(("out", key[0])), offset)
 
     def _before(self, key, row: Row, offset: str, n: int) -> str | None:
@@ -418,10 +414,11 @@ class Groups:
         return None
 
     def _store(self, key, value: str, place: str, n: int):
-        streams = self.rows.streamed_in_place.get(("out", key[0]))
-        if streams and key in self._written_once:
+        output = "out", key[0]
+        in_place = output in self.rows.streamed and output not in self.plan.row_place
+        if in_place and key in self._written_once:
             stores = (functools.partial(s, value, place, n) for s in (self.f.stream, self.f.store))
-            self.f.either(streams, *stores)
+            self.f.either(self.rows.streamed[output], *stores)
         else:
             self.f.store(value, place, n)
 

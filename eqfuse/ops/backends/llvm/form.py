@@ -2,6 +2,7 @@
 
 import functools
 
+from eqfuse.ops.backends.llvm import linear
 from eqfuse.ops.backends.llvm.channels import Groups
 from eqfuse.ops.backends.llvm.layout import Copies, Layout, Machine, Plan
 from eqfuse.ops.backends.llvm.row_access import RowsEmitter
@@ -55,14 +56,16 @@ def write_pass(plan: Plan, arguments: Arguments, copies: Copies) -> Pass:
     return Pass(name, f, AXES[plan.reduce_over], size, row_cost=groups.cost, scratch=plan.scratch)
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=512)
 def generate(form: Form, dtype: str, machine: Machine) -> Module:
     """Return the module that computes a form on operands of one dtype, "float32" or "float64"."""
-    return write(form, dtype, machine).module(dtype)
+    return write(form, dtype, machine).module()
 
 
 def write(form: Form, dtype: str, machine: Machine) -> KernelPasses:
     """Return the passes that compute a form."""
+    if form.has_matrices:
+        return linear.write(form, dtype, machine)
     widest = machine.vector_bytes // BYTES[dtype]
     copies = Copies(dtype, widest)
     passes = reductions(form)
@@ -81,9 +84,7 @@ def write(form: Form, dtype: str, machine: Machine) -> KernelPasses:
         part = {i: layout for i, layout in copied.items() if form.inputs[i].index is index}
         written += [_copy_pass(form, part, arguments, copies, index)] if part else []
     written += [write_pass(p, arguments, copies) for p in plans]
-    widths = tuple(layout.size for layout in copied.values())
-    copied = tuple(copied)
-    return KernelPasses(arguments, copies.functions, written, index_arrays, widths, copied=copied)
+    return KernelPasses(arguments, copies.functions, written)
 
 
 def _copied(form: Form, passes, widest: int) -> dict[int, Layout]:
@@ -114,20 +115,16 @@ def _copy_pass(form: Form, copied, arguments: Arguments, copies: Copies, index: 
 
 def _arguments(form: Form, dtype: str, index_arrays, copied: dict[int, Layout]) -> Arguments:
     arguments = Arguments(dtype)
-
-    def add(side: str, n: int, operand, width: int, name: str):
-        if operand.table:  # an array that all rows share
-            table = operand.table.intervals * operand.table.order * width
-            arguments.add((side, n), AXES[Index.SHARED], table, name)
-            return
-        arguments.add((side, n), AXES[operand.index], width, name)
-
     for i, operand in enumerate(form.inputs):
-        add("in", i, operand, operand.size, operand.name)
+        axis, width = AXES[operand.index], operand.size
+        if operand.table:  # an array that all rows share
+            axis, width = AXES[Index.SHARED], operand.table.intervals * operand.table.order * width
+        arguments.add(("in", i), axis, width, operand.name)
     arguments.add_indices(index_arrays)
     arguments.end()
     for o, operand in enumerate(form.outputs):
-        add("out", o, operand, operand.size, operand.name)
+        arguments.add(("out", o), AXES[operand.index], operand.size, operand.name)
     for i, layout in copied.items():
-        add("copy", i, form.inputs[i], layout.size, f"copy of {form.inputs[i].name}")
+        operand = form.inputs[i]
+        arguments.add(("copy", i), AXES[operand.index], layout.size, f"copy of {operand.name}")
     return arguments

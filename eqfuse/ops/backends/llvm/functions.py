@@ -144,9 +144,8 @@ class FunctionEmitter:
         """Return the derivatives of these orders of an activation of x."""
 
         def apply(function: str, values: list[str], of: str, out: str) -> str:
-            if (
-                FUNCTIONS[function].kind == "arithmetic"
-            ):  # rounded as JAX does: what cancels there cancels here
+            # rounded as JAX does: what cancels there cancels here
+            if FUNCTIONS[function].kind == "arithmetic":
                 return self._do(f"f{function}", dtype, *values)
             return self.apply(function, values, of, out)
 
@@ -219,7 +218,7 @@ class FunctionEmitter:
 
     def _call(self, name: str, values: list[str], dtype: str, out: str) -> str:
         a, b = self.type(dtype), self.type(out)
-        self.f.declared.add(f"declare {b} @{name}({', '.join([a] * len(values))})")
+        self.f.declared[name] = f"declare {b} @{name}({', '.join([a] * len(values))})"
         return self.f.value(f"call {b} @{name}({', '.join(f'{a} {v}' for v in values)})")
 
     def _library(self, name: str, values: list[str], dtype: str) -> str:

@@ -128,34 +128,30 @@ class Copies:
     def _polynomials(self, name: str, mul: int, operand: Operand, kinds: list[bool]) -> str:
         """Write the polynomials of a segment, and their slopes, by Horner's rule."""
         order, n = operand.table.order, lanes(mul, self.widest)
-        length, whole = padded(mul, self.widest), mul // n * n
-        targets = list(compress(("%values", "%slopes"), kinds))
-        f = Function(self.dtype)
+        length, targets = padded(mul, self.widest), list(compress(("%values", "%slopes"), kinds))
+        f = Function(self.dtype, n)
         f.parameters = f"ptr noalias %row, {f.vector(1)} %number, ptr noalias %values"
         f.parameters += ", ptr noalias %slopes"
         if length > mul:
             for target in targets:
                 f.store(f.constant(0.0, n), f.at(target, (length - n) * f.bytes), n)
-        for start, stop, step in ((0, whole, n), (whole, mul, 1)):
-            if start == stop:
-                continue
-            number = f.splat("%number", step)
-            with f.loop(str(stop), start=str(start), step=step) as loop:
-                row = f.at("%row", loop.index, f.bytes)
-                loads = (f.at(row, k * operand.size * f.bytes) for k in reversed(range(order)))
-                value, *rest = (f.load(place, step) for place in loads)
-                slope = f.constant(0.0, step)
-                for coefficient in rest:
-                    slope = f.fma(slope, number, value, step)
-                    value = f.fma(value, number, coefficient, step)
-                for target, total in zip(targets, compress((value, slope), kinds), strict=True):
-                    f.store(total, f.at(target, loop.index, f.bytes), step)
+        numbers = {1: "%number", n: f.splat("%number", n)}
+        for loop, step in f.vector_loops(mul):
+            row = f.at("%row", loop.index, f.bytes)
+            loads = (f.at(row, k * operand.size * f.bytes) for k in reversed(range(order)))
+            value, *rest = (f.load(place, step) for place in loads)
+            slope = f.constant(0.0, step)
+            for coefficient in rest:
+                slope = f.fma(slope, numbers[step], value, step)
+                value = f.fma(value, numbers[step], coefficient, step)
+            for target, total in zip(targets, compress((value, slope), kinds), strict=True):
+                f.store(total, f.at(target, loop.index, f.bytes), step)
         return f.text(name)
 
     def call(self, verb: str, f: Function, layout: Layout, row: str, copy: str):
         """Call the functions that "pack" a row into its copy, or "unpack" or "stream" it back.
 
-        "stream" goes past the caches, for a layout that `is_streamable`, and needs `STREAMED`.
+        "stream" goes past the caches, for a layout that `is_streamable`.
         """
         for number in layout.segments:
             s = layout.operand.segments[number]
@@ -360,9 +356,8 @@ class Plan:
     def _allocate_all(self):
         own, row = {}, {}
         for side, n in self.operands():
-            operand, size = self.operand(side, n), self.scratch_size(side, n)
-            if size:
-                (own if operand.index is self.reduce_over is not Index.ROW else row)[side, n] = size
+            if size := self.scratch_size(side, n):
+                (own if self.is_owned((side, n)) else row)[side, n] = size
         # copies of rows take an eighth of the cache, unless they are one row
         most = self.machine.level2 // 8 // max(1, sum(row.values()))
         self.block = max(1, min(self.widest, most))

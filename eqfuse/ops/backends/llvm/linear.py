@@ -26,7 +26,6 @@ channels %i73 of the row %v72 and adds each number times a line of the matrix %v
 """
 
 import dataclasses
-import functools
 
 from eqfuse.ops.backends.llvm.layout import Copies, Layout, Machine, padded
 from eqfuse.ops.backends.llvm.text import (
@@ -35,7 +34,6 @@ from eqfuse.ops.backends.llvm.text import (
     Arguments,
     Function,
     KernelPasses,
-    Module,
     Pass,
 )
 from eqfuse.ops.ir.form import Form, Operand, Segment, Term
@@ -427,12 +425,6 @@ class WeightsEmitter:
         return f.at(copy, place.position, width * f.bytes), padded(block.mul, self.layouts.widest)
 
 
-@functools.lru_cache(maxsize=256)
-def generate(linear_form: Form, dtype: str, machine: Machine) -> Module:
-    """Return the module that computes a linear form in one dtype, "float32" or "float64"."""
-    return write(linear_form, dtype, machine).module(dtype)
-
-
 def write(linear_form: Form, dtype: str, machine: Machine) -> KernelPasses:
     """Return the passes that compute a linear form."""
     layouts = Layouts(linear_form, dtype, machine)
@@ -448,10 +440,7 @@ def write(linear_form: Form, dtype: str, machine: Machine) -> KernelPasses:
         size = scratch(layouts) * f.bytes
         passes.append(Pass("linear_rows", f, ROWS, AT_ONCE, row_cost=cost, scratch=size))
     passes += [_weights_pass(layouts, o) for o in layouts.gradients]
-    widths = [layouts.copy_width(block) for _, block in layouts.packed]
-    widths = (*widths, *(linear_form.inputs[i].size for i in layouts.chosen))
-    parts = layouts.copies.functions, passes, layouts.index_arrays, widths
-    return KernelPasses(layouts.arguments, *parts, copied=layouts.chosen)
+    return KernelPasses(layouts.arguments, layouts.copies.functions, passes)
 
 
 def _transposing_pass(layouts: Layouts, i: int) -> Pass:

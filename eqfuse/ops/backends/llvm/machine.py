@@ -104,8 +104,8 @@ def write(generate) -> Module:
     if not (recorded := _recording.value):
         return generate(machine())
     first, *others = map(generate, recorded.machines)
-    call = first.index_arrays, first.copies, first.copied
-    alike = [m if (m.index_arrays, m.copies, m.copied) == call else first for m in others]
+    call = first.index_arrays, first.results
+    alike = [m if (m.index_arrays, m.results) == call else first for m in others]
     names = dict.fromkeys(m.name for m in (first, *alike))
     return dataclasses.replace(first, name="_".join(names), others=tuple(m.text for m in alike))
 
@@ -130,12 +130,19 @@ def compiled(text: str) -> bytes:
         host = [llvm.llvm_version_info, target.triple, *_host.description()]
         kept = Kept("cpu", [text, repr(host)], ".o")
         if (code := kept.read()) is None:
-            # a context keeps all constants and types of its modules: each module has its own
-            with llvm.parse_assembly(text, llvm.create_context()) as parsed:
-                parsed.verify()
-                code = target.emit_object(parsed)
+            code = object_code(text, target)
             kept.write(code)
         return code
+
+
+def object_code(text: str, target) -> bytes:
+    """Compile a module of LLVM IR for a target machine."""
+    import llvmlite.binding as llvm
+
+    # a context keeps all constants and types of its modules: each module has its own
+    with llvm.parse_assembly(text, llvm.create_context()) as parsed:
+        parsed.verify()
+        return target.emit_object(parsed)
 
 
 @functools.cache
@@ -143,12 +150,9 @@ def _compiler():
     import llvmlite.binding as llvm
 
     target, _ = _target()
-    try:
-        # It puts the sections of an object side by side. Code of ARM reaches 4 GB, and the older
-        # linker ends the process where they lie further apart (llvm-project issue 71963).
-        return llvm.create_lljit_compiler(target, use_jit_link=True)
-    except RuntimeError:  # llvmlite has none for this system
-        return llvm.create_lljit_compiler(target)
+    # It puts the sections of an object side by side. Code of ARM reaches 4 GB, and the older
+    # linker ends the process where they lie further apart (llvm-project issue 71963).
+    return llvm.create_lljit_compiler(target, use_jit_link=True)
 
 
 @functools.cache

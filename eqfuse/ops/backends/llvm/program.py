@@ -35,7 +35,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import operator
+import math
 
 from eqfuse.ops.backends.llvm import form as native_form
 from eqfuse.ops.backends.llvm import functions, linear
@@ -43,10 +43,8 @@ from eqfuse.ops.backends.llvm.channels import Groups
 from eqfuse.ops.backends.llvm.layout import Copies, Machine, Plan
 from eqfuse.ops.backends.llvm.linear import Layouts, transposed
 from eqfuse.ops.backends.llvm.row_access import RowsEmitter
-from eqfuse.ops.backends.llvm.steps import MEMCPY, WRITERS
+from eqfuse.ops.backends.llvm.steps import WRITERS
 from eqfuse.ops.backends.llvm.text import (
-    DATA,
-    DTYPES,
     ENDS_OF,
     NODES,
     ROWS,
@@ -75,9 +73,7 @@ def generate(program: Program, dtype: str, machine: Machine) -> Module:
     return _ProgramEmitter(program, dtype, machine).module()
 
 
-@functools.lru_cache(maxsize=1024)
-def _written(form: Form, dtype: str, machine: Machine) -> KernelPasses:
-    return (linear if form.has_matrices else native_form).write(form, dtype, machine)
+_written = functools.lru_cache(maxsize=1024)(native_form.write)
 
 
 def prepared(program: Program, dtype: str, machine: Machine) -> Program:
@@ -87,7 +83,7 @@ def prepared(program: Program, dtype: str, machine: Machine) -> Program:
     results, in the order of its table.
     """
     arrays, result = list(program.arrays), []
-    known: dict[tuple[int, tuple], int] = {}
+    known: dict[tuple[int, int], int] = {}
 
     def new(size: int) -> int:
         arrays.append(Array(size, dtype))
@@ -101,19 +97,17 @@ def prepared(program: Program, dtype: str, machine: Machine) -> Program:
         written = _written(form, dtype, machine)
         for i in transposed(form) if form.has_matrices and not form.num_sets else ():
             rows, columns = form.inputs[i].matrix
-            sizes = (max(1, form.num_sets), columns, rows)
-            key = step.operands[i], sizes
+            key = step.operands[i], rows
             if key not in known:
-                known[key] = new(arrays[step.operands[i]].size)
-                strides = (rows * columns, 1, columns), (rows * columns, rows, 1)
-                result.append(Copy((step.operands[i],), known[key], sizes, *strides))
+                known[key] = new(rows * columns)
+                axes = (columns, rows), (1, columns), (rows, 1)
+                result.append(Copy(key[:1], known[key], *axes))
             operands.append(known[key])
         by_name = dict(step.indices)
-        operands += [by_name[name] for name in written.index_arrays]
-        by_row = len(written.copies) - len(written.copied)
-        counts = [step.num_rows] * by_row + [step.num_nodes] * len(written.copied)
-        sizes = map(operator.mul, counts, written.copies)
-        writes = (*step.writes, *map(new, sizes))
+        operands += [by_name[name] for name in written.arguments.index_arrays]
+        copies = written.arguments.results[len(step.writes) :]
+        shapes = [copy.shape(step.num_rows, step.num_nodes) for copy in copies]
+        writes = (*step.writes, *map(new, map(math.prod, shapes)))
         result.append(
             dataclasses.replace(step, operands=tuple(operands), indices=(), writes=writes)
         )
@@ -127,7 +121,6 @@ class _ProgramEmitter:
         self.program = prepared(program, dtype, machine).in_loops
         self.arrays, self.views = self.program.arrays, {n: of for n, *of in self.program.views}
         self.widest = machine.vector_bytes // BYTES[dtype]
-        self.declared: set[str] = set()
         self.texts: dict[str, str] = {}  # by name
         self.kernels: dict[Form, str] = {}
         self.passes: list[Pass] = []
@@ -146,11 +139,9 @@ class _ProgramEmitter:
             self.passes.append(Pass(name, self.main, ROWS, count=1, scratch=self.most))
         # its scratch memory is that of all threads, and so a result
         elements = max(1, self.scratch // BYTES[self.dtype])
-        scratch = Entry(DTYPES[self.dtype], 2, -1, elements, DATA, "scratch memory of a sequence")
+        scratch = Entry(self.dtype, -1, elements, "scratch memory of a sequence")
         self.arguments.entries.append(scratch)
-        declared = MEMCPY, *sorted(self.declared)
-        parts = self.texts, self.passes, (), (elements,), declared, self._orders()
-        return KernelPasses(self.arguments, *parts).module(self.dtype)
+        return KernelPasses(self.arguments, self.texts, self.passes, self._orders()).module()
 
     def _orders(self) -> list[tuple[int, ...]]:
         """Return the places of orders that kernels read, with those of their ends and offsets."""
@@ -168,13 +159,11 @@ class _ProgramEmitter:
         for side, numbers in (("in", self.program.inputs), ("out", self.program.outputs)):
             for k, n in enumerate(numbers):
                 array = self.arrays[n]
-                arguments.add_word((side, n))
+                entry = Entry(array.dtype, -1, array.size, f"{side}put {k} of a sequence")
                 if side == "in" and n in indices:
                     name, limit = indices[n]
-                    arguments.entries.append(Entry.of_index(name, array.size, limit))
-                else:
-                    code, name = DTYPES[array.dtype], f"{side}put {k} of a sequence"
-                    arguments.entries.append(Entry(code, 2, -1, array.size, DATA, name))
+                    entry = Entry.of_index(name, array.size, limit)
+                arguments.add_entry((side, n), entry)
             if side == "in":
                 arguments.end()
         arguments.add_word(("scratch", 0))
@@ -199,7 +188,7 @@ class _ProgramEmitter:
         parameters = ", ".join(f"ptr {name}" for name in names.values())
         f = Function(self.dtype, self.widest, parameters)
         WRITERS[type(step)](f, step, self.arrays, names)
-        self.declared |= f.declared
+        self.texts |= f.declared
         name = f"step_{hashlib.sha256(f.text('NAME').encode()).hexdigest()[:16]}"
         self.texts[name] = f.text(name)
         pointers = {n: self._pointer(n) for n in names}
@@ -222,7 +211,6 @@ class _ProgramEmitter:
             for p in written.passes:
                 name = f"{self.kernels[form]}_{p.name}"
                 self.texts[name] = p.function.text(name)
-            self.declared.update(written.declared)
         numbers = (*step.operands, *step.writes)
         place, self.scratch = self.scratch, self.scratch + 8 * len(numbers)
         table = main.at(self.memory, place)
@@ -299,7 +287,6 @@ class _RowProgramEmitter:
             self.arguments.add_word(key)
         self.texts: dict[str, str] = {}
         self.calls: list[tuple[str, int, bool]] = []
-        self.declared: set[str] = set()
         self.cost = 0
 
     def _add(self, side: str, numbers, num_weights: int = 1):
@@ -322,8 +309,8 @@ class _RowProgramEmitter:
                 self._activate(s, step)
             else:
                 (self._linear_form if step.form.has_matrices else self._form)(s, step)
-        parts = self.copies.functions | self.texts, [self._main()], self.index_arrays, ()
-        return KernelPasses(self.arguments, *parts, sorted(self.declared)).module(self.dtype)
+        functions = self.copies.functions | self.texts
+        return KernelPasses(self.arguments, functions, [self._main()]).module()
 
     def _word(self, f: Function, key) -> str:
         return f.value(f"load i64, ptr {self.arguments.place(f, *key)}, align 8")
@@ -386,7 +373,7 @@ class _RowProgramEmitter:
                 index = rows.index if n in self.program.local else row
                 places.append(f.at(array, index, self.program.arrays[n].bytes))
             cost = functions.write_row(f, step.form, places[0], places[1:])
-        self.declared |= f.declared
+        self.texts |= f.declared
         self._add_function(f, name, 0, cost)
 
     def _linear_form(self, s: int, step):

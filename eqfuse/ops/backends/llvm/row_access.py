@@ -3,7 +3,7 @@
 import functools
 
 from eqfuse.ops.backends.llvm.layout import NODE_ARRAYS, Copies, Key, Plan
-from eqfuse.ops.backends.llvm.text import STREAMED, Function
+from eqfuse.ops.backends.llvm.text import Function
 from eqfuse.ops.ir.form import Index, Path
 
 
@@ -17,8 +17,7 @@ class RowsEmitter:
         self.plan, self.f, self.copies, self.base, self.arrays = plan, f, copies, base, arrays
         self.own: dict[Key, str] = {}  # rows of the operands of the current unit
         self.zeroed: set[Key] = set()  # outputs that rows add to from the start
-        self.streamed: dict[Key, str] = {}  # whether (i1) packed outputs go past the caches
-        self.streamed_in_place: dict[Key, str] = {}  # and those that groups of paths write directly
+        self.streamed: dict[Key, str] = {}  # whether (i1) outputs go past the caches
 
     def begin_unit(self, unit: str, is_first: str = "1"):
         """Find the rows of the operands of a unit, copy what needs it, zero what is added to.
@@ -33,17 +32,14 @@ class RowsEmitter:
             if key[0] == "in" and layout is None:
                 continue
             row = f.at(self.base[key], unit, self.plan.row_elements(key) * f.bytes)
-            if key in self.plan.own_place:
-                copy = f.at("%scratch", self.plan.own_place[key])
-                if key[0] == "in":
-                    self.copies.call("pack", f, layout, row, copy)
-                else:
-                    f.zero(copy, self.plan.scratch_size(*key), is_first)
-                self.own[key] = copy
-            else:
-                if key[0] == "out":
-                    f.zero(row, operand.size * f.bytes, is_first)
-                self.own[key] = row
+            is_copied = key in self.plan.own_place
+            place = f.at("%scratch", self.plan.own_place[key]) if is_copied else row
+            if key[0] == "out":
+                size = self.plan.scratch_size(*key) if is_copied else operand.size * f.bytes
+                f.zero(place, size, is_first)
+            elif is_copied:
+                self.copies.call("pack", f, layout, row, place)
+            self.own[key] = place
 
     def finish_unit(self, unit: str):
         """Write the packed outputs of a unit back."""
@@ -144,13 +140,11 @@ class RowsEmitter:
             whole = f.value(f"icmp eq i64 {rest}, 0")
             least = -(-self.plan.machine.streamed_bytes // (layout.operand.size * f.bytes))
             large = f.value(f"icmp sge i64 %rows, {least}")
-            into = self.streamed if packed else self.streamed_in_place
-            into[key] = f.value(f"and i1 {whole}, {large}")
-            self.copies.functions["!0"] = STREAMED
+            self.streamed[key] = f.value(f"and i1 {whole}, {large}")
 
     def finish_pass(self):
         """Wait for what was written past the caches, so that other threads see it."""
-        if self.streamed or self.streamed_in_place:
+        if self.streamed:
             self.f.do("fence seq_cst")
 
     def finish_row(self, b: str):
@@ -220,13 +214,15 @@ class Row:
         keys |= {("out", path.output.operand): None for path in paths}
         for key in keys:
             is_shared = key[0] == "in" and key not in self.plan.layouts
-            if key not in self.rows.own and not is_shared:
+            if not is_shared:
                 self.pointer(key)
                 if key in self.plan.ahead:
                     self.pointer(key, ahead=True)
 
     def pointer(self, key: Key, ahead: bool = False) -> str:
         """Return the address of the row of an operand, or of the same row of the next block."""
+        if key in self.rows.own:
+            return self.rows.own[key]
         table = (self.plan.ahead if ahead else self.plan.pointers)[key]
         if table not in self._pointers:
             self._pointers[table] = self.rows.kept(table, self.b)

@@ -4,8 +4,6 @@ from eqfuse.ops.backends.llvm.functions import FunctionEmitter
 from eqfuse.ops.backends.llvm.text import STORED, Function, kind, literal
 from eqfuse.ops.ir.program import BYTES, Copy, ElementwiseLoop, Gather, Number, Reduce, ScatterAdd
 
-MEMCPY = "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)"
-
 
 def write_loop(f: Function, step: ElementwiseLoop, arrays, pointers: dict[int, str]):
     """Write functions of one size: each array is loaded once, results with a pointer are stored."""
@@ -116,13 +114,10 @@ def _reduced(emitter: FunctionEmitter, step: Reduce, dtype: str, source: str, ov
     """Return the sum over some axes, a loop for each, from `lanes` numbers at `source` on."""
     f = emitter.f
 
-    def added(value: str, place: str) -> str:
-        new = emitter.load(place, dtype, 2, "0")
-        return emitter.apply(step.function, [value, new], dtype, dtype)
-
     def run(value: str, place: str, axes) -> str:
         if not axes:
-            return added(value, place)
+            new = emitter.load(place, dtype, 2, "0")
+            return emitter.apply(step.function, [value, new], dtype, dtype)
         (size, stride), rest = axes[0], axes[1:]
         width = BYTES[dtype]
         with f.loop(str(size), carried=[value], kinds=[kind(dtype, emitter.lanes)]) as loop:

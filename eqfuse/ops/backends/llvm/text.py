@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 import math
 import struct
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from eqfuse.ops.ir.program import BYTES
 
@@ -13,8 +13,6 @@ TYPES = {"bool": "i1", "int32": "i32", "float32": "float", "float64": "double"}
 STORED = {**TYPES, "bool": "i8"}
 SUFFIX = {"float32": "f32", "float64": "f64"}
 OF_A_PASS = "ptr %buffers, i64 %begin, i64 %end, i64 %rows, ptr %scratch"
-STREAMED = "!0 = !{i32 1}\n"
-"""Metadata of what `Function.stream` writes."""
 
 
 def kind(dtype: str, lanes: int, stored: bool = False) -> str:
@@ -58,7 +56,7 @@ class Function:
 
     def __init__(self, dtype: str, widest: int = 1, parameters: str = OF_A_PASS):
         self.dtype, self.widest, self.parameters = dtype, widest, parameters
-        self.declared: set[str] = set()  # functions that it calls, besides `declarations`
+        self.declared: dict[str, str] = {}  # functions that it calls, besides `declarations`
         self.bytes = BYTES[dtype]
         self._lines: list[str] = ["entry:"]
         self._count = 0
@@ -128,13 +126,12 @@ class Function:
 
     def at(self, pointer: str, offset="0", unit: int = 1) -> str:
         """Return `pointer + offset * unit` in bytes; `offset` is a number or an i64."""
-        if isinstance(offset, int):
-            return pointer if offset == 0 else self._gep(pointer, offset * unit)
-        if offset == "0":
+        if offset in (0, "0"):
             return pointer
-        return self._gep(pointer, offset if unit == 1 else self.times(offset, unit))
-
-    def _gep(self, pointer: str, offset) -> str:
+        if isinstance(offset, int):
+            offset *= unit
+        elif unit != 1:
+            offset = self.times(offset, unit)
         return self.value(f"getelementptr i8, ptr {pointer}, i64 {offset}")
 
     def times(self, index: str, factor) -> str:
@@ -167,7 +164,7 @@ class Function:
         self.do(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 2, i32 1)")
 
     def stream(self, value: str, pointer: str, lanes: int):
-        """Store past the caches, to where whole vectors lie; needs `STREAMED` in the module."""
+        """Store past the caches, to where whole vectors lie."""
         kind, align = self.vector(lanes), lanes * self.bytes
         self.do(f"store {kind} {value}, ptr {pointer}, align {align}, !nontemporal !0")
 
@@ -238,9 +235,10 @@ class Function:
 
 
 def declarations(dtype: str) -> list[str]:
-    """Return the declarations of the intrinsics that a function of this dtype may call."""
+    """Return what a function of this dtype may refer to: intrinsics, and the mark of `stream`."""
     real, end = TYPES[dtype], SUFFIX[dtype]
-    lines = ["declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)"]
+    lines = ["!0 = !{i32 1}", "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)"]
+    lines.append("declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)")
     lines.append("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
     lines.append(f"declare {real} @llvm.fmuladd.{end}({real}, {real}, {real})")
     for lanes in (2, 4, 8, 16):
@@ -275,24 +273,29 @@ ENDS_OF = {
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """What the runtime checks of an array: [rows, width], or an index array [rows].
+    """What the runtime checks of an array: `DATA` [rows, width], or an index array [rows].
 
     The width of an index array of n rows is what its indices are less than, or where its offsets
     end.
     """
 
-    dtype: int
-    rank: int
+    dtype: str
     rows: int  # what its rows are; -n where there are n, whatever the call
     width: int
-    role: int  # what it holds
     name: str  # for errors
+    role: int = DATA  # what it holds
 
     @classmethod
     def of_index(cls, name: str, size: int = 0, limit: int = 0) -> "Entry":
         """Return that of an index array; of one whose size is known, with its `width`."""
         rows, role = INDEX_ROLES[name]
-        return cls(DTYPES["int32"], 1, -size if size else rows, limit, role, name)
+        return cls("int32", -size if size else rows, limit, name, role)
+
+    def shape(self, num_rows: int, num_nodes) -> tuple[int, int]:
+        """Return its shape in a call; nodes may be those that receive, and that send."""
+        nodes = num_nodes if isinstance(num_nodes, tuple) else (num_nodes, num_nodes)
+        counts = {ROWS: num_rows, NODES: nodes[0], SENDERS: nodes[1]}
+        return counts.get(self.rows, -self.rows), self.width
 
 
 class Arguments:
@@ -303,23 +306,34 @@ class Arguments:
     """
 
     def __init__(self, dtype: str):
-        self.dtype, self.num_arguments = DTYPES[dtype], 0
+        self.dtype, self.num_arguments = dtype, 0
         self.numbers: dict[tuple, int] = {}  # places in the table
         self.entries: list[Entry] = []  # of the arrays that XLA hands over
 
     def add(self, key: tuple, rows: int, width: int, name: str):
         """Add an array [rows, width]; see `Entry`."""
-        self.add_word(key)
-        self.entries.append(Entry(self.dtype, 2, rows, width, DATA, name))
+        self.add_entry(key, Entry(self.dtype, rows, width, name))
 
     def add_indices(self, names):
         for name in names:
-            self.add_word(("index", name))
-            self.entries.append(Entry.of_index(name))
+            self.add_entry(("index", name), Entry.of_index(name))
+
+    def add_entry(self, key: tuple, entry: Entry):
+        self.add_word(key)
+        self.entries.append(entry)
 
     def end(self):
         """End the arguments: what follows are results."""
         self.num_arguments = len(self.entries)
+
+    @property
+    def index_arrays(self) -> tuple[str, ...]:
+        """Return the names of those of `add_indices`."""
+        return tuple(name for side, name in self.numbers if side == "index")
+
+    @property
+    def results(self) -> tuple[Entry, ...]:
+        return tuple(self.entries[self.num_arguments :])
 
     def add_word(self, key: tuple):
         """Add a word of the table that the kernel itself fills."""
@@ -362,15 +376,14 @@ class Pass:
 class Module:
     """A kernel as LLVM IR, but for its handler, see `with_handler`.
 
-    Called with its inputs, then `index_arrays`; results are the outputs, then an array of rows of
-    scratch memory for each width in `copies`.
+    Called with its inputs, then `index_arrays`; results are the outputs, then scratch memory that
+    its threads share.
     """
 
     name: str
     text: str
     index_arrays: tuple[str, ...]
-    copies: tuple[int, ...]
-    copied: tuple[int, ...] = ()  # the inputs of a form that copies are of
+    results: tuple[Entry, ...]
     others: tuple[str, ...] = ()  # texts for other machines, see `machine.recording`
 
 
@@ -379,30 +392,28 @@ class KernelPasses:
     """The passes of a kernel, in order, before they are put together to a `Module`."""
 
     arguments: Arguments
-    functions: dict[str, str]  # the texts of functions that they call, by name
+    functions: dict[str, str]  # the texts or declarations of functions that they call, by name
     passes: list[Pass]
-    index_arrays: tuple[str, ...]
-    copies: tuple[int, ...]
-    declared: Collection[str] = ()
     orders: list[tuple[int, ...]] | None = None  # see `ENDS_OF`; by name if None
-    copied: tuple[int, ...] = ()
 
-    def module(self, dtype: str) -> Module:
+    def module(self) -> Module:
         """Return the kernel: its functions, what the runtime checks and runs, and the handler."""
-        own, entries = declarations(dtype), self.arguments.entries
-        declared = [d for d in self.declared if d not in own]
-        texts = ["\n".join(own) + "\n", *declared, *self.functions.values()]
+        arguments, entries = self.arguments, self.arguments.entries
+        texts = ["\n".join(declarations(arguments.dtype)) + "\n", *self.functions.values()]
         texts += [p.function.text(p.name) for p in self.passes]
         for n, entry in enumerate(entries):
             size = len(entry.name.encode()) + 1
             texts.append(f'@name{n} = internal constant [{size} x i8] c"{entry.name}\\00"')
-        checks = [(*dataclasses.astuple(e)[:-1], f"@name{n}") for n, e in enumerate(entries)]
+        checks = [
+            (DTYPES[e.dtype], 1 + (e.role == DATA), e.rows, e.width, e.role, f"@name{n}")
+            for n, e in enumerate(entries)
+        ]
         runs = []
         for p in self.passes:  # the runtime takes the units of nodes as negative sizes
             size = p.size if p.axis == ROWS else -p.size
             work = p.row_cost, p.node_cost, p.scratch, p.count, int(p.axis == SENDERS)
             runs.append((f"@{p.name}", size, *work))
-        inputs = self.arguments.num_arguments
+        inputs = arguments.num_arguments
         counts = inputs, len(entries) - inputs, len(self.passes)
         orders = self.orders
         if orders is None:
@@ -415,7 +426,7 @@ class KernelPasses:
         texts.append(f"@spec = internal constant {spec}\n")
         text = "\n".join(texts)
         name = f"eqfuse_{VERSION}_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
-        return Module(name, text, self.index_arrays, self.copies, self.copied)
+        return Module(name, text, arguments.index_arrays, arguments.results)
 
 
 def with_handler(text: str, name: str) -> str:

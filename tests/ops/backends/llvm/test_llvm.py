@@ -178,8 +178,7 @@ class Call:
         rows = {Index.ROW: EDGES, Index.SENDER: NODES, Index.RECEIVER: NODES}
         self.arguments = {o.name: np.ones((rows[o.index], o.size), "f") for o in self.form.inputs}
         self.arguments |= {n: np.array(getattr(edges, n)) for n in self.module.index_arrays}
-        self.shapes = [(rows[o.index], o.size) for o in self.form.outputs]
-        self.shapes += [(NODES, width) for width in self.module.copies]
+        self.shapes = [result.shape(EDGES, NODES) for result in self.module.results]
 
     def __call__(self):
         results = [jax.ShapeDtypeStruct(s, self.dtype) for s in self.shapes]

@@ -39,14 +39,10 @@ LEVELS = {
 machine for which its kernels are written, whatever the machine that writes them."""
 
 
-def machines() -> tuple[Machine, ...]:
-    """Return the machines of the levels of this architecture, see `build`."""
-    return tuple(LEVELS.get(platform.machine(), {"": _NARROW}).values())
-
-
 def recording(suffix: str):
     """Return a context in which kernels are recorded, see `machine.recording`, for `build`."""
-    return machine.recording(machines(), suffix)
+    levels = LEVELS.get(platform.machine(), {"": _NARROW})
+    return machine.recording(tuple(levels.values()), suffix)
 
 
 def _handlers(names, levels: int) -> str:
@@ -103,7 +99,7 @@ def compiled(name: str, texts: tuple[str, ...]) -> list[bytes]:
 
     Args:
       name: of its handler.
-      texts: its LLVM IR for `machines()`.
+      texts: its LLVM IR for each level of this architecture.
     """
     levels = LEVELS[platform.machine()]
     texts = [with_handler(text, f"{name}_{n}") for n, text in enumerate(texts)]

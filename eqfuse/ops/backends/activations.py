@@ -104,13 +104,10 @@ class _Writer:
             if inner is None:
                 outputs = [self.step(eqn, operands)]
             else:
-                outputs = self.run(*self.parts(inner), operands)
+                consts = getattr(inner, "consts", ())
+                outputs = self.run(getattr(inner, "jaxpr", inner), consts, operands)
             values.update(zip(eqn.outvars, outputs, strict=True))
         return list(map(read, jaxpr.outvars))
-
-    @staticmethod
-    def parts(inner) -> tuple:
-        return (inner.jaxpr, inner.consts) if hasattr(inner, "jaxpr") else (inner, ())
 
     def step(self, eqn, operands: list[str]) -> str:
         [out] = eqn.outvars

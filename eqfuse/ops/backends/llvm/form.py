@@ -91,12 +91,12 @@ def _copied(form: Form, passes, widest: int) -> dict[int, Layout]:
     """Return the inputs by node that edges of some pass read, and that have to be packed for it."""
     layouts = {}
     for reduce_over, outputs in passes.items():
-        part = form.restrict(tuple(o in outputs for o in range(len(form.outputs))))
-        for i, (operand, used) in enumerate(zip(form.inputs, part.used_inputs(), strict=True)):
-            is_gathered = operand.index.is_node and operand.index is not reduce_over
-            if used and operand.channels and is_gathered:
-                refs = {s for p in form.paths for s in p.factors if s.operand == i}
-                layouts[i] = Layout.of(operand, {s.segment for s in refs}, widest)
+        paths = (p for p in form.paths if p.output.operand in outputs)
+        for i in {s.operand for p in paths for s in p.factors}:
+            operand = form.inputs[i]
+            if operand.channels and operand.index.is_node and operand.index is not reduce_over:
+                used = {s.segment for p in form.paths for s in p.factors if s.operand == i}
+                layouts[i] = Layout.of(operand, used, widest)
     return {i: layout for i, layout in sorted(layouts.items()) if layout.packed}
 
 

@@ -109,8 +109,6 @@ class Layouts:
         read = [(t.z.operand, self.block(t.z)) for terms in self.gradients.values() for t in terms]
         apart = (key for key in dict.fromkeys(read) if key[0] not in self.local)
         self.packed = [key for key in apart if key[1].dim > 1]
-        self.index_arrays = ("index",) * bool(linear_form.num_sets)
-        self.index_arrays += ("order", "offsets") * bool(linear_form.num_sets and self.gradients)
         self.arguments = Arguments(dtype)
         self.load = load or self.arguments.load
         for i, operand in enumerate(linear_form.inputs):
@@ -118,7 +116,9 @@ class Layouts:
         self.chosen = transposed(linear_form) if linear_form.num_sets else ()
         for i in () if self.chosen else transposed(linear_form):
             self._add("transposed", i, linear_form.inputs[i])
-        self.arguments.add_indices(self.index_arrays)
+        if linear_form.num_sets:
+            names = ("index", "order", "offsets") if self.gradients else ("index",)
+            self.arguments.add_indices(names)
         self.arguments.end()
         for o, operand in enumerate(linear_form.outputs):
             self._add("out", o, operand)

@@ -217,18 +217,18 @@ class FunctionEmitter:
         return self._call(f"llvm.{name}.{suffix(SUFFIX[dtype], self.lanes)}", values, dtype, dtype)
 
     def _call(self, name: str, values: list[str], dtype: str, out: str) -> str:
-        a, b = self.type(dtype), self.type(out)
-        self.f.declared[name] = f"declare {b} @{name}({', '.join([a] * len(values))})"
-        return self.f.value(f"call {b} @{name}({', '.join(f'{a} {v}' for v in values)})")
+        operands = ", ".join(f"{self.type(dtype)} {value}" for value in values)
+        return self.f.value(f"call {self.type(out)} @{name}({operands})")
 
     def _library(self, name: str, values: list[str], dtype: str) -> str:
         """Return a function of the C library, lane by lane."""
         assert FUNCTIONS[name].kind == "library", name
-        one = FunctionEmitter(self.f, 1)
+        one, scalar = FunctionEmitter(self.f, 1), kind(dtype, 1)
         symbol = name + "f" * (dtype == "float32")
+        self.f.declared[symbol] = f"declare {scalar} @{symbol}({', '.join([scalar] * len(values))})"
         if self.lanes == 1:
             return one._call(symbol, values, dtype, dtype)
-        t, scalar, result = self.type(dtype), kind(dtype, 1), "poison"
+        t, result = self.type(dtype), "poison"
         for lane in range(self.lanes):
             parts = [self.f.value(f"extractelement {t} {v}, i64 {lane}") for v in values]
             collected = one._call(symbol, parts, dtype, dtype)

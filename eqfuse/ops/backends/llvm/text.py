@@ -56,7 +56,7 @@ class Function:
 
     def __init__(self, dtype: str, widest: int = 1, parameters: str = OF_A_PASS):
         self.dtype, self.widest, self.parameters = dtype, widest, parameters
-        self.declared: dict[str, str] = {}  # functions that it calls, besides `declarations`
+        self.declared: dict[str, str] = {}  # functions of the C library that it calls
         self.bytes = BYTES[dtype]
         self._lines: list[str] = ["entry:"]
         self._count = 0
@@ -234,20 +234,6 @@ class Function:
         self.do(f"call void @llvm.memset.p0.i64(ptr {pointer}, i8 0, i64 {num_bytes}, i1 false)")
 
 
-def declarations(dtype: str) -> list[str]:
-    """Return what a function of this dtype may refer to: intrinsics, and the mark of `stream`."""
-    real, end = TYPES[dtype], SUFFIX[dtype]
-    lines = ["!0 = !{i32 1}", "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)"]
-    lines.append("declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)")
-    lines.append("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
-    lines.append(f"declare {real} @llvm.fmuladd.{end}({real}, {real}, {real})")
-    for lanes in (2, 4, 8, 16):
-        v, wide = kind(dtype, lanes), kind("float64", lanes)
-        lines.append(f"declare {v} @llvm.fmuladd.v{lanes}{end}({v}, {v}, {v})")
-        lines.append(f"declare double @llvm.vector.reduce.fadd.v{lanes}f64(double, {wide})")
-    return lines
-
-
 DTYPES = {"bool": 1, "float32": 11, "float64": 12, "int32": 4}  # XLA_FFI_DataType
 DATA, NODE_INDEX, ROW_INDEX, OFFSETS, SENDER_INDEX = 0, 1, 2, 3, 4  # what an array holds
 # how many rows it has; nodes are those that receive, or all where as many send
@@ -399,7 +385,8 @@ class KernelPasses:
     def module(self) -> Module:
         """Return the kernel: its functions, what the runtime checks and runs, and the handler."""
         arguments, entries = self.arguments, self.arguments.entries
-        texts = ["\n".join(declarations(arguments.dtype)) + "\n", *self.functions.values()]
+        # the mark of `Function.stream`; LLVM's parser declares intrinsics itself
+        texts = ["!0 = !{i32 1}\n", *self.functions.values()]
         texts += [p.function.text(p.name) for p in self.passes]
         for n, entry in enumerate(entries):
             size = len(entry.name.encode()) + 1

@@ -139,7 +139,7 @@ def _energies(network: Network, lists, index, references, charges, R, neighbor, 
         energies = network.module.potential.apply(network.params, *operands)
     if les is not None:
         energies, scalars = energies
-        charges = les.charges_of(scalars, geometry.places)
+        charges = les.charges_of(scalars, geometry)
         places = geometry.positions, geometry.cells, geometry.index, geometry.reach
         potential = jax.grad(lambda charges: jnp.sum(les.energies(charges, *places)))(charges)
         far = jnp.sum(charges * potential, axis=1) / 2  # quadratic in charges

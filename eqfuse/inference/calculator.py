@@ -19,10 +19,10 @@ from eqfuse.data.readers.ase_files import as_atoms
 from eqfuse.data.structures import FlownApartError, require_near
 from eqfuse.inference.arguments import understood
 from eqfuse.inference.descriptors import descriptors
-from eqfuse.inference.evaluator import Evaluator, Placed, Results, derivatives, moved, near_edges
+from eqfuse.inference.evaluator import Evaluator, Placed, Results, derivatives, moved
 from eqfuse.inference.network import Network, find_runs, unlike_training
 from eqfuse.inference.predict import as_structures
-from eqfuse.inference.spread import Spread, SpreadOf, with_spread
+from eqfuse.inference.spread import Spread, spreads_of, with_spread
 from eqfuse.models.radial_table import WRITTEN
 from eqfuse.runs.process import keep_memory
 from eqfuse.train.dispersion import Added
@@ -209,8 +209,9 @@ class Calculator(ase.calculators.calculator.Calculator):
                 found = self._compute(of_atoms=False)
                 self._added = self.dispersion and self.dispersion.of(self._placed)
                 if self.spread:
-                    of_spread, listed = SpreadOf(self._evaluator.network), self._evaluator.listed
-                    self._spread = of_spread(listed, [self._placed])[0].results()
+                    now = self._evaluator
+                    [spread] = spreads_of(now.network, now.listed, [self._placed])
+                    self._spread = spread.results()
                 self._found = found  # all of them are there
             energies, forces, [strain], references, _ = self._found
             energies = energies + references
@@ -396,9 +397,8 @@ def _hessian(calculator: Calculator, atoms: ase.Atoms) -> np.ndarray:
     return out if dispersion is None else out + dispersion.hessian(calculator._placed)
 
 
-def _columns(module, params, pairs, geometry, size, *, count: int):
+def _columns(module, params, near, geometry, *, count: int):
     """Return the derivatives of the gradient by each coordinate, [3 count, n_nodes, 3]."""
-    near = near_edges(module.cutoff, pairs, geometry, size)
     params = params | {WRITTEN: {"model": {WRITTEN: True}}}
     zero = jnp.zeros_like(geometry.positions)
 
@@ -411,4 +411,4 @@ def _columns(module, params, pairs, geometry, size, *, count: int):
     def column(number):
         return linear(zero.reshape(-1).at[number].set(1).reshape(zero.shape))
 
-    return jax.lax.map(column, jnp.arange(3 * count)), near.num_edges
+    return jax.lax.map(column, jnp.arange(3 * count))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse.inference.calculator import Calculator, of_each
-from eqfuse.inference.evaluator import moved, near_edges
+from eqfuse.inference.evaluator import moved
 from eqfuse.runs.errors import ConfigError
 
 
@@ -53,16 +53,15 @@ def _born_charges(calculator: Calculator, atoms: ase.Atoms, dielectric: float) -
     return out
 
 
-def _born(module, params, pairs, geometry, size, *, count: int):
+def _born(module, params, near, geometry, *, count: int):
     """Return the charges of one structure, [count, 3, 3]."""
-    near = near_edges(module.cutoff, pairs, geometry, size)
     positions, long_range = geometry.positions, module.potential.long_range
     shifted = dataclasses.replace(long_range, charge_key="charge")  # to the total, 0 if not read
 
     def charges_of(moves):
         vectors = moved(near, geometry, moves)[0].vectors.astype(module.dtype)
         _, scalars = module.potential.apply(params, vectors, geometry.species, near.edges)
-        return shifted.charges_of(scalars, geometry.places)[:, 0]
+        return shifted.charges_of(scalars, geometry)[:, 0]
 
     charges, back = jax.vjp(charges_of, jnp.zeros_like(positions))
     cell = geometry.cells[0]
@@ -76,4 +75,4 @@ def _born(module, params, pairs, geometry, size, *, count: int):
         return born + d[:, :, None] * derivative[:, None], None
 
     born, _ = jax.lax.scan(add, charges[:, None, None] * jnp.eye(3), jnp.arange(count))
-    return born[:count], near.num_edges
+    return born[:count]

@@ -72,7 +72,7 @@ def run_predict(options: Predict):
     if len(networks) > 1:
         print(f"a committee of {len(networks)} networks: mean and spread")
     keys = label_keys(options, networks[0].metadata["config"]["data"])
-    read = read_file(options, keys)
+    read = read_with_atoms(options.file, keys, options.types)
     structures = [structure for structure, _ in read]
     format = format_of(out, len(structures))
     start = time.perf_counter()
@@ -118,7 +118,7 @@ def run_select(options: Select):
             f"{options.runs} is one network, and a spread needs several; train others with "
             f"seeds=4, or fit that of one: eqfuse uncertainty {options.runs}"
         )
-    read = read_file(options)
+    read = read_with_atoms(options.file, data.Keys(), options.types)
     structures = [structure for structure, _ in read]
     format = format_of(out, min(options.number, len(read)))
     predicted = predict(networks, structures)
@@ -168,11 +168,6 @@ def require_backend(name: str | None = None):
         raise ConfigError(str(error)) from error
 
 
-def read_file(options, keys: data.Keys | None = None) -> list[tuple[Structure, ase.Atoms]]:
-    """Read the file of a command's options, whose labels may be missing, and all that it has."""
-    return read_with_atoms(options.file, keys or data.Keys(), options.types)
-
-
 def label_keys(options, trained_on: dict) -> data.Keys:
     """Return the names of the labels in a file, by default those of the training."""
     keys = {}
@@ -195,7 +190,7 @@ def with_results(
     "input_" before it, which is printed.
 
     Args:
-      read: what `read_file` returns.
+      read: what `read_with_atoms` returns.
       keys: the names of the labels in the file.
       more: what `info` has besides.
     """

@@ -5,7 +5,7 @@ import os
 import numpy as np
 
 from eqfuse.data.readers import frames_of, is_one
-from eqfuse.inference.evaluator import Evaluator, near_edges
+from eqfuse.inference.evaluator import Evaluator
 from eqfuse.inference.network import Network, load_networks
 from eqfuse.inference.predict import as_structures
 from eqfuse.models.features import layer_features
@@ -60,12 +60,11 @@ def descriptors(
     return found[0] if is_one(atoms) else found
 
 
-def _features(module, params, pairs, geometry, size, *, layers: int, invariants_only: bool):
+def _features(module, params, near, geometry, *, layers: int, invariants_only: bool):
     """Return the features of the nodes in the first layers, [n_nodes, n_features]."""
-    near = near_edges(module.cutoff, pairs, geometry, size)
     operands = near.vectors.astype(module.dtype), geometry.species, near.edges
     chosen = {"layers": layers, "invariants_only": invariants_only}
-    return layer_features(module.potential, params, *operands, **chosen), near.num_edges
+    return layer_features(module.potential, params, *operands, **chosen)
 
 
 def _network_of(several) -> Network:

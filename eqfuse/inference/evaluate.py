@@ -11,7 +11,7 @@ from eqfuse import data
 from eqfuse import plots as pictures
 from eqfuse.data.checks_of_stress import stress_hint
 from eqfuse.data.group_errors import error_table
-from eqfuse.data.readers import missing_label, stem
+from eqfuse.data.readers import missing_label, read_with_atoms, stem
 from eqfuse.data.structures import LABELS, count_labelled, counted
 from eqfuse.inference import commands
 from eqfuse.inference.network import load_networks
@@ -44,7 +44,7 @@ def main(options: Evaluate):
     commands.require_backend(options.backend)
     networks = load_networks(options.run, backend=options.backend)
     keys = commands.label_keys(options, networks[0].metadata["config"]["data"])
-    frames = commands.read_file(options, keys)
+    frames = read_with_atoms(options.file, keys, options.types)
     read = [(structure, atoms) for structure, atoms in frames if not structure.is_isolated_atom]
     structures = [structure for structure, _ in read]
     if not structures:

@@ -23,7 +23,7 @@ from eqfuse.inference import lists
 from eqfuse.inference.lists import Pairs
 from eqfuse.inference.network import ROOM, Module, Network
 from eqfuse.inference.programs import Kept
-from eqfuse.models.ewald import Places, Reach
+from eqfuse.models.ewald import Geometry, Reach
 from eqfuse.models.potential import Derivatives, energy_and_gradient
 from eqfuse.ops import Edges
 from eqfuse.runs.errors import naming
@@ -56,23 +56,6 @@ class Sizes(NamedTuple):
             edges = padding.room_for_edges(needed.edges)
         nodes, graphs = max(self.nodes, needed.nodes), max(self.graphs, needed.graphs)
         return Sizes(nodes, pairs, edges, graphs, self.reach.grown(needed.reach))
-
-
-class Geometry(NamedTuple):
-    """Structures side by side, padded."""
-
-    positions: jax.Array  # [n_nodes, 3] float64, Å
-    cells: jax.Array  # [n_graphs, 3, 3] float64, Å
-    index: jax.Array  # [n_nodes] int32, the structure of each node; not read if there is one
-    species: jax.Array  # [n_nodes] int32
-    is_atom: jax.Array  # [n_nodes] bool; other nodes have no energy
-    charges: jax.Array | None = None  # [n_graphs] e, the total charges; None without latent charges
-    reach: Reach | None = None  # of the sums of latent charges
-
-    @property
-    def places(self) -> Places:
-        """Return what the energy of latent charges depends on."""
-        return Places(*self[:3], self.is_atom, self.charges, self.reach)
 
 
 class Near(NamedTuple):
@@ -114,7 +97,7 @@ def derivatives(module: Module, params, near: Near, geometry: Geometry) -> Deriv
     function = functools.partial(energy_and_gradient, module.potential)
     operands = near.vectors.astype(module.dtype), geometry.species, near.edges, geometry.is_atom
     if module.potential.long_range is not None:
-        found = function(params, *operands, geometry.places)
+        found = function(params, *operands, geometry)
     else:  # small networks are one native call on a CPU
         found = ops.sequence(function)(params, *operands)
     energies = found.node_energy.astype(jnp.float64)
@@ -162,11 +145,10 @@ class Program:
     def compiled(self, function: Callable, **static) -> Callable:
         """Return a compiled program for a function of structures.
 
-        The function takes (module, params, pairs, geometry, size, **static) and returns an array
-        and the number of edges. The program takes (params, pairs, places, of_nodes, size=):
-        positions of the nodes with the cells below them, and the rest of `Geometry`. It returns
-        float64 of one axis that ends with the number of edges: one copy to the device, and one from
-        it.
+        The function takes (module, params, near, geometry, **static) and returns an array. The
+        program takes (params, pairs, places, of_nodes, size=): positions of the nodes with the
+        cells below them, and the rest of `Geometry`. It returns float64 of one axis that ends with
+        the number of edges: one copy to the device, and one from it.
         """
         key = function, *static.items()
         if key not in self._compiled:
@@ -175,8 +157,9 @@ class Program:
                 nodes = len(of_nodes[0])
                 cells = places[nodes:].reshape(-1, 3, 3)
                 geometry = Geometry(places[:nodes], cells, *of_nodes)
-                result, count = function(self.module, params, pairs, geometry, size, **static)
-                return jnp.append(result.astype(jnp.float64).ravel(), count.astype(jnp.float64))
+                near = near_edges(self.module.cutoff, pairs, geometry, size)
+                result = function(self.module, params, near, geometry, **static)
+                return jnp.append(result.astype(jnp.float64), near.num_edges.astype(jnp.float64))
 
             module, name = self.module, f"{function.__module__}.{function.__qualname__}"
             made_of = repr((module.settings, module.cutoff, module.dtype, name, static))
@@ -209,15 +192,15 @@ class Results(NamedTuple):
     charges: np.ndarray | None = None  # [n_atoms, charges] e, the latent ones, if there are any
 
 
-def _results(module, params, pairs, geometry, size, *, of_atoms: bool):
-    near, found = evaluate_pairs(module, params, pairs, geometry, size=size)
+def _results(module, params, near: Near, geometry: Geometry, *, of_atoms: bool):
+    found = derivatives(module, params, near, geometry)
     if of_atoms:
         strain = atom_strain_derivatives(near, found)
     else:
         strain = strain_derivatives(near, found, geometry)
     parts = [found.node_energy, found.forces(near.edges).ravel(), strain.ravel()]
     parts += [] if found.charges is None else [found.charges.ravel()]
-    return jnp.concatenate(parts), near.num_edges
+    return jnp.concatenate(parts)
 
 
 @dataclasses.dataclass(eq=False)

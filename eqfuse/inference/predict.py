@@ -14,7 +14,7 @@ from eqfuse.data.readers import frames_of
 from eqfuse.data.remarks import remarks_of, total_charge
 from eqfuse.inference.evaluator import Evaluator, Listed, Results
 from eqfuse.inference.network import load_networks, unlike_training
-from eqfuse.inference.spread import Spread, SpreadOf
+from eqfuse.inference.spread import Spread, spreads_of
 from eqfuse.runs.errors import naming
 from eqfuse.train.dispersion import Dispersion
 
@@ -91,8 +91,7 @@ def predict(run, structures, *, batch_size: int | None = None, **options) -> lis
     largest_first = np.argsort([-one.num_atoms for one in structures], kind="stable")
     groups = [largest_first[k : k + batch_size] for k in range(0, len(structures), batch_size)]
     evaluators = [Evaluator(network) for network in networks]
-    single = networks[0] if len(networks) == 1 else None
-    spreads = SpreadOf(single) if single is not None and single.uncertainty else None
+    has_spread = len(networks) == 1 and networks[0].uncertainty is not None
 
     def lists(group) -> list[Listed]:
         given = [structures[k] for k in group], [names[k] for k in group]
@@ -110,7 +109,9 @@ def predict(run, structures, *, batch_size: int | None = None, **options) -> lis
             _split(of_group, own, added[network.dispersion])
             for network, own in zip(networks, results, strict=True)
         ]
-        own = spreads(*listed, of_group) if spreads else [None] * len(group)
+        own = [None] * len(group)
+        if has_spread:
+            own = spreads_of(*networks, *listed, of_group)
         for k, of_members, spread in zip(group, zip(*members, strict=True), own, strict=True):
             mean = mean_of(of_members)
             predicted[k] = dataclasses.replace(mean, spread=spread) if spread else mean

@@ -9,12 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from ase.stress import full_3x3_to_voigt_6_stress
 
-from eqfuse.inference.evaluator import (
-    Evaluator,
-    Listed,
-    near_edges,
-    strain_derivatives,
-)
+from eqfuse.inference.evaluator import Evaluator, Listed, strain_derivatives
 from eqfuse.inference.network import Network
 from eqfuse.models.features import readout_features
 from eqfuse.models.potential import Derivatives
@@ -86,9 +81,8 @@ def with_spread(network: Network) -> Network:
     return network
 
 
-def _variances(module, params, pairs, geometry, size):
+def _variances(module, params, near, geometry):
     """Return the variances of energies of atoms, forces, energies and derivatives by strain."""
-    near = near_edges(module.cutoff, pairs, geometry, size)
     root, count = params[_SPREAD]["root"], len(geometry.cells)
 
     def of_vectors(vectors):
@@ -109,29 +103,22 @@ def _variances(module, params, pairs, geometry, size):
     index = jnp.zeros_like(geometry.index) if count == 1 else geometry.index
     totals = jax.ops.segment_sum(rows, index, count)
     parts = (rows**2).sum(axis=1), forces, (totals**2).sum(axis=1), strain.ravel()
-    return jnp.concatenate(parts), near.num_edges
+    return jnp.concatenate(parts)
 
 
-class SpreadOf:
-    """The spread of what one network predicts: of its energies, forces and stress."""
-
-    def __init__(self, network: Network):
-        self.evaluator = Evaluator(with_spread(network))
-        self._factor = network.uncertainty["forces"]
-
-    def __call__(self, listed: Listed, structures: Sequence) -> list[Spread]:
-        """Return the spreads of structures with a list, which any evaluator of the network made."""
-        placed = [(one.positions, one.cell) for one in structures]
-        found = np.sqrt(self.evaluator.apply(_variances, listed, placed))
-        nodes, graphs = listed.sizes.nodes, listed.sizes.graphs
-        energies, forces = (found[k * nodes :].take(listed.number) for k in range(2))
-        of_graphs = found[2 * nodes : 2 * nodes + graphs]
-        strain = self._factor * found[2 * nodes + graphs :].reshape(-1, 3, 3)
-        spreads, stop = [], 0
-        for k, (one, energy) in enumerate(zip(structures, of_graphs, strict=False)):
-            own = slice(stop, stop := stop + len(one.positions))
-            volume = abs(np.linalg.det(one.cell))
-            stress = strain[k] / volume if volume else None
-            values = float(energy), energies[own], self._factor * forces[own], stress
-            spreads.append(Spread(*values))
-        return spreads
+def spreads_of(network: Network, listed: Listed, structures: Sequence) -> list[Spread]:
+    """Return the spreads of what one network predicts, with a list that an evaluator of it made."""
+    evaluator, factor = Evaluator(with_spread(network)), network.uncertainty["forces"]
+    placed = [(one.positions, one.cell) for one in structures]
+    found = np.sqrt(evaluator.apply(_variances, listed, placed))
+    nodes, graphs = listed.sizes.nodes, listed.sizes.graphs
+    energies, forces = (found[k * nodes :].take(listed.number) for k in range(2))
+    of_graphs = found[2 * nodes : 2 * nodes + graphs]
+    strain = factor * found[2 * nodes + graphs :].reshape(-1, 3, 3)
+    spreads, stop = [], 0
+    for k, (one, energy) in enumerate(zip(structures, of_graphs, strict=False)):
+        own = slice(stop, stop := stop + len(one.positions))
+        volume = abs(np.linalg.det(one.cell))
+        stress = strain[k] / volume if volume else None
+        spreads.append(Spread(float(energy), energies[own], factor * forces[own], stress))
+    return spreads

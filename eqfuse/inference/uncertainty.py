@@ -32,10 +32,10 @@ from eqfuse.data.lazy import chosen, evenly
 from eqfuse.data.readers import frames_of
 from eqfuse.data.structures import counted
 from eqfuse.inference.commands import require_backend
-from eqfuse.inference.evaluator import Evaluator, near_edges
+from eqfuse.inference.evaluator import Evaluator
 from eqfuse.inference.network import UNCERTAINTY, Network
 from eqfuse.inference.predict import predict
-from eqfuse.inference.spread import SpreadOf, rows_of
+from eqfuse.inference.spread import rows_of, spreads_of
 from eqfuse.runs import command
 from eqfuse.runs.errors import CheckpointError
 from eqfuse.runs.files import digest_of, write_whole
@@ -128,9 +128,10 @@ def fit(run, train=None, validation=None) -> Fitted:
     root, spread = vectors * np.sqrt(variances), np.sqrt(squares @ variances)
 
     network.uncertainty = {"root": root, "forces": 1.0}
-    spreads, pairs, atom = SpreadOf(network), [np.zeros((2, 0))], 0.0
+    evaluator, pairs, atom = Evaluator(network), [np.zeros((2, 0))], 0.0
     for k in evenly(range(len(validation)), _FORCES_OF):
-        [of_frame] = spreads(spreads.evaluator.list([validation[k]]), [validation[k]])
+        frame = [validation[k]]
+        [of_frame] = spreads_of(network, evaluator.list(frame), frame)
         atom = max(atom, float(of_frame.energies.max()))
         if (known := validation[k].forces) is not None:
             error = np.linalg.norm(predicted[k].forces - known, axis=1)
@@ -187,10 +188,9 @@ def _totals(network: Network, structures: Sequence[Structure]) -> np.ndarray:
     return np.stack([evaluator.apply(_total, evaluator.list([one])) for one in structures])
 
 
-def _total(module, params, pairs, geometry, size):
-    near = near_edges(module.cutoff, pairs, geometry, size)
+def _total(module, params, near, geometry):
     rows = rows_of(module, params, near, geometry, near.vectors)
-    return rows.astype(jnp.float64).sum(axis=0), near.num_edges
+    return rows.astype(jnp.float64).sum(axis=0)
 
 
 @dataclasses.dataclass

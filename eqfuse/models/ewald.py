@@ -58,15 +58,16 @@ class Reach:
         return math.prod(2 * n + 1 for n in self.waves) - 1 + self.direct * self.atoms
 
 
-class Places(NamedTuple):
-    """The places of atoms, on which the energy of their charges depends."""
+class Geometry(NamedTuple):
+    """Structures side by side, padded, in the precision of their sums of latent charges."""
 
     positions: jax.Array  # [n_nodes, 3] Å
     cells: jax.Array  # [n_graphs, 3, 3] Å; zeros for a structure that is not periodic
     index: jax.Array  # [n_nodes] int32, the structure of each node, non-decreasing
-    is_atom: jax.Array  # [n_nodes] bool, False for padding
-    totals: jax.Array | None  # [n_graphs] e, the total charges; read if there is a `charge_key`
-    reach: Reach
+    species: jax.Array  # [n_nodes] int32
+    is_atom: jax.Array  # [n_nodes] bool; other nodes, the padding, have no energy
+    charges: jax.Array | None = None  # [n_graphs] e, the totals; read if there is a `charge_key`
+    reach: Reach | None = None  # of the sums of latent charges
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,16 +147,16 @@ class LatentEwald:
         most = self._multiples(cells)
         return ~jnp.any((most >= jnp.asarray(reach.waves) + 1) & jnp.isfinite(most))
 
-    def charges_of(self, scalars, places: Places):
+    def charges_of(self, scalars, geometry: Geometry):
         """Return the charges of atoms, [n, charges] e, of their scalars; zero in the padding."""
-        is_atom, index, count = places.is_atom, places.index, len(places.cells)
-        scalars = scalars.astype(places.positions.dtype)
+        is_atom, index, count = geometry.is_atom, geometry.index, len(geometry.cells)
+        scalars = scalars.astype(geometry.positions.dtype)
         charges = jnp.where(is_atom[:, None], self.scale * scalars, 0)
         if self.charge_key is None:
             return charges
         sums = jax.ops.segment_sum(charges, index, count)
         counts = jax.ops.segment_sum(is_atom.astype(charges.dtype), index, count)
-        missing = (places.totals[:, None] - sums) / jnp.maximum(counts, 1)[:, None]
+        missing = (geometry.charges[:, None] - sums) / jnp.maximum(counts, 1)[:, None]
         return jnp.where(is_atom[:, None], charges + missing[index], 0)
 
     def energies(self, charges, positions, cells, index, reach: Reach):

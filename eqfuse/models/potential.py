@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from eqfuse import ops
 from eqfuse.graph import Graph
 from eqfuse.models import heads as of_heads
-from eqfuse.models.ewald import LatentEwald, Places
+from eqfuse.models.ewald import Geometry, LatentEwald
 from eqfuse.models.pairs import ZBL
 from eqfuse.models.radial import lengths_and_directions, polynomial_cutoff
 from eqfuse.ops import Edges
@@ -196,7 +196,7 @@ def energy_and_gradient(
     species,
     edges: Edges,
     atoms,
-    places: Places | None = None,
+    geometry: Geometry | None = None,
     heads=None,
 ) -> Derivatives:
     """Return the energies of nodes, with that of latent charges, and their derivatives.
@@ -210,27 +210,29 @@ def energy_and_gradient(
       species: [n_nodes] int32.
       edges: sorted by receiver.
       atoms: [n_receivers] bool, False for nodes without an energy.
-      places: of a potential with charges, in the precision of the sums of charges.
+      geometry: of a potential with charges, whose species and atoms are those that are given.
       heads: [n_nodes] int32, the head of each node; None for one head.
     """
 
     def total(vectors, positions=None, strain=None, change=None):
         found = of_heads.apply(potential, params, vectors, species, edges, heads)
-        if places is None:
+        if geometry is None:
             energies = jnp.where(atoms, found, 0)
             return jnp.sum(energies), (energies, None)
-        energies, charges = found[0], potential.long_range.charges_of(found[1], places)
+        energies, charges = found[0], potential.long_range.charges_of(found[1], geometry)
         energies = jnp.where(atoms, energies, 0).astype(positions.dtype)
-        positions = positions + jnp.sum(positions[:, :, None] * strain[places.index], axis=1)
-        moved = positions, places.cells + places.cells @ strain, places.index, places.reach
+        cells, index = geometry.cells, geometry.index
+        positions = positions + jnp.sum(positions[:, :, None] * strain[index], axis=1)
+        moved = positions, cells + cells @ strain, index, geometry.reach
         far = potential.long_range.energies(charges + change, *moved)
         return jnp.sum(energies) + jnp.sum(far), (energies, charges)
 
-    if places is None:
+    if geometry is None:
         gradient, (energies, _) = jax.grad(total, has_aux=True)(vectors)
         return Derivatives(energies, gradient)
-    no_change = jnp.zeros((len(species), potential.long_range.charges), places.positions.dtype)
-    at = vectors, places.positions, jnp.zeros_like(places.cells), no_change
+    positions = geometry.positions
+    no_change = jnp.zeros((len(species), potential.long_range.charges), positions.dtype)
+    at = vectors, positions, jnp.zeros_like(geometry.cells), no_change
     derivatives, (energies, charges) = jax.grad(total, (0, 1, 2, 3), has_aux=True)(*at)
     gradient, by_positions, by_strain, by_charges = derivatives
     energies += jnp.sum(charges * by_charges, axis=1) / 2
@@ -280,8 +282,8 @@ def predict(
     def forces_at(positions):
         vectors = positions[edges.senders] + graph.shifts - positions[edges.receivers]
         operands = vectors, graph.species, edges, graph.node_mask
-        places = _places(potential, graph, positions)
-        found = energy_and_gradient(potential, params, *operands, places, heads)
+        geometry = _geometry(potential, graph, positions)
+        found = energy_and_gradient(potential, params, *operands, geometry, heads)
         return found.forces(edges), (found, vectors)
 
     along = None
@@ -304,16 +306,16 @@ def predict(
     return Prediction(energy, found.node_energy, forces, stresses, along)
 
 
-def _places(potential: Potential, graph: Graph, positions) -> Places | None:
-    """Return the places of the atoms of a batch at positions; None without charges."""
+def _geometry(potential: Potential, graph: Graph, positions) -> Geometry | None:
+    """Return the geometry of a batch at positions; None without charges."""
     if potential.long_range is None:
         return None
     if graph.reach is None:
         raise ValueError("a potential with charges needs batches of Batcher(long_range=...)")
     # the last graph is padding
     totals = None if graph.charges is None else graph.charges[:-1]
-    which = graph.graph_index, graph.node_mask, totals
-    return Places(positions, graph.cells[:-1], *which, graph.reach)
+    of_nodes = graph.graph_index, graph.species, graph.node_mask
+    return Geometry(positions, graph.cells[:-1], *of_nodes, totals, graph.reach)
 
 
 def compile_predict(potential: Potential, *, stress: bool = False):

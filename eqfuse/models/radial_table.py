@@ -228,6 +228,7 @@ class RadialTable:
     parts: int  # of an interval, see `_parts`
     powers: jax.Array  # [n_edges, 6], of the place in the interval; zero for padding
     backend: str | None
+    written: bool  # functions of edges to memory: second derivatives read them several times
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -296,8 +297,10 @@ class RadialTable:
         jets = jets.reshape(3, self.num_pairs, len(self.grid.points), -1)
         return coefficients(self.grid, jets, jnp)
 
-    def tabulated(self, table) -> ops.Tabulated:
+    def tabulated(self, table) -> ops.Tabulated | jax.Array:
         """Return the weights of products of each edge, which kernels compute from the table."""
+        if self.written:
+            return self.of_edges([table])[0]
         numbers, inside = self.powers[:, 1:2], self.powers[:, :1]
         return ops.Tabulated(table, self.intervals.senders, numbers, inside)
 
@@ -306,13 +309,6 @@ class RadialTable:
         if self.parts > 1:
             tables = [jnp.repeat(table, self.parts, axis=0) for table in tables]
         return ops.interpolate(tables, self.intervals, self.powers, dtype, backend=self.backend)
-
-
-class Written(RadialTable):
-    """Functions of edges in memory: second derivatives read them several times."""
-
-    def tabulated(self, table) -> jax.Array:
-        return self.of_edges([table])[0]
 
 
 class Sampled(RadialTable):
@@ -404,8 +400,8 @@ def radial_basis(
     if parts > 1:
         interval = interval * parts + jnp.arange(count, dtype=jnp.int32) % parts
     intervals = ops.group_by_interval(interval, total * parts)
-    of_edges = intervals, parts, powers, network.backend
-    kind = Written if network.variables.get(WRITTEN) else RadialTable
+    written, kind = bool(network.variables.get(WRITTEN)), RadialTable
+    of_edges = intervals, parts, powers, network.backend, written
     if given := network.variables.get(POINTS):
         kind, cells = Sampled, cells._replace(points=given[POINTS])
     return kind(function, cells, pairs.count, basis.shape[1], *of_edges), envelope

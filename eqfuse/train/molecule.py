@@ -129,16 +129,6 @@ class _Prepared:
             heads.append({**params, "params": {**params["params"], **given}})
         return potential, fields, stack_heads(heads) if config.heads else heads[0]
 
-    def metadata(self) -> dict:
-        train, own = self.batchers[0], (self.potential, self.fields, self.params)
-        metadata = run_metadata(self.config, self.dataset, train.samples, *own)
-        if self.starts[0] is not None:
-            before = self.starts[0].metadata.get("started_from")  # resumed, and the start is gone
-            metadata["started_from"] = self.tuning.origin if self.tuning else before
-        if choose(self.potential.model, max(s.n_edges for s in train.shapes)).table:
-            metadata["radial"] = "table"
-        return metadata
-
     def report(self, folder: RunFolder) -> dict[str, str]:
         """Print what there is to say before the training, and return it by title."""
         facts = report(self.config, self.dataset, folder, self.devices)
@@ -198,7 +188,7 @@ def _train(config: Config, devices: Devices, callbacks: Sequence[Callback], log:
             if ready.tuning is not None:
                 ready.tuning.keep(folder)
             log.begin(folder.path, new=config.resume is None)
-        metadata = ready.metadata() | {"warnings": log.warnings}
+        metadata = run_metadata(ready) | {"warnings": log.warnings}
         seconds = config.training.checkpoint_seconds
         checkpoints = Checkpoints(folder.checkpoints, metadata, seconds, writes=writes)
         of_data = ready.trained, ready.dataset.force_rms, ready.params

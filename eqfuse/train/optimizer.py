@@ -100,7 +100,7 @@ def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
     return linear and len(shape) >= 2 and min(shape[-2:]) > 1
 
 
-def _amsgrad(b2: float = 0.999) -> optax.GradientTransformation:
+def _amsgrad() -> optax.GradientTransformation:
     """Return AMSGrad as in PyTorch, with which the published potentials were trained.
 
     The largest second moment is that of moments that are not yet corrected for their bias, and is
@@ -108,6 +108,7 @@ def _amsgrad(b2: float = 0.999) -> optax.GradientTransformation:
     the first steps, which are large and of a random network, keep all steps small (optax's issue
     1389).
     """
+    b2 = 0.999
     return optax.chain(
         optax.scale_by_amsgrad(b2=b2, bias_correction_nu=False),
         optax.scale_by_schedule(lambda step: jnp.sqrt(1 - b2 ** (step + 1.0))),

@@ -17,6 +17,7 @@ from eqfuse.data.references import fit_energies_of_atoms
 from eqfuse.data.structures import LABELS
 from eqfuse.models import compile_predict
 from eqfuse.models.heads import head_of
+from eqfuse.models.radial_table import choose
 from eqfuse.runs.checkpoint import metadata_of, module_of, read_checkpoint
 from eqfuse.runs.errors import CheckpointError, ConfigError
 from eqfuse.runs.files import FILES, RunFolder, has_checkpoint, read_file
@@ -177,18 +178,25 @@ def of_elements(params: dict, metadata: dict, elements) -> tuple[dict, dict]:
     }
 
 
-def run_metadata(config: Config, dataset: Dataset, train, potential, fields: dict, params: dict):
-    """Return plain values, from which the network can be made and the run recognised.
+def run_metadata(ready) -> dict:
+    """Return plain values, from which the network of a prepared run is made, and it is recognised.
 
-    `train` are all samples that are trained on, those of replay too.
+    The samples by which it is recognised are all that are trained on, those of replay too.
     """
-    data = {"data_sha256": _fingerprint(Joined(train, dataset.val)), **_of_data(dataset)}
-    metadata = metadata_of(config, fields, potential, species=list(dataset.species), **data)
+    dataset, train = ready.dataset, ready.batchers[0]
+    data = {"data_sha256": _fingerprint(Joined(train.samples, dataset.val)), **_of_data(dataset)}
+    data["species"] = list(dataset.species)
+    if ready.starts[0] is not None:
+        before = ready.starts[0].metadata.get("started_from")  # resumed, and the start is gone
+        data["started_from"] = ready.tuning.origin if ready.tuning else before
+    if choose(ready.potential.model, max(shape.n_edges for shape in train.shapes)).table:
+        data["radial"] = "table"
+    metadata = metadata_of(ready.config, ready.fields, ready.potential, **data)
     if not dataset.heads:
         return metadata
-    configs, heads = config.of_heads(), []
+    configs, heads = ready.config.of_heads(), []
     for number, (name, own) in enumerate(dataset.heads.items()):
-        given = {n: params["params"][n][number] for n in ("scale", "shift")}
+        given = {n: ready.params["params"][n][number] for n in ("scale", "shift")}
         numbers = {n: np.asarray(array, float).tolist() for n, array in given.items()}
         like = configs.get(name) or next(iter(configs.values()))
         described = {"config": dataclasses.asdict(like), **_of_data(own)}

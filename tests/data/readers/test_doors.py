@@ -7,7 +7,6 @@ each command does. Other values than those written are a failure, whatever is sa
 
 import re
 import time
-import types
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,10 +19,9 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.geometry import complete_cell
 
 from eqfuse.certify.check import frames_of
-from eqfuse.data import DataError
-from eqfuse.data.readers import FORMATS
+from eqfuse.data import DataError, Keys
+from eqfuse.data.readers import FORMATS, read_with_atoms
 from eqfuse.export.command import neighbors_in
-from eqfuse.inference.commands import read_file
 from eqfuse.md.structures import read_frames
 from eqfuse.train.sources import DataSettings
 from tests.data.readers import test_ase_files, test_hdf5
@@ -265,9 +263,8 @@ def test_each_spelling_is_read_or_refused(part, tmp_path, rng, capsys):
 def doors(path, named: list[str] | None):
     """Yield the commands that read structures, and how each reads a file."""
     text = None if named is None else ",".join(named)
-    options = types.SimpleNamespace(file=path, types=named)
     yield "train", lambda: DataSettings(path=str(path), types=text, store="off").read()
-    yield "predict, evaluate, select", lambda: [s for s, _ in read_file(options)]
+    yield "predict, evaluate, select", lambda: [s for s, _ in read_with_atoms(path, Keys(), named)]
     yield "relax", lambda: read_frames(path, text)
     yield "md", lambda: read_frames(path, text, last=True)
     yield "check, compare", lambda: frames_of(path, 10**6, named)

@@ -21,7 +21,7 @@ from eqfuse.runs.files import write_table, write_whole
 from eqfuse.runs.log import warn
 from eqfuse.runs.schema import setting, word
 from eqfuse.train.metrics import Predicted as Relative
-from eqfuse.train.results import error_lines
+from eqfuse.train.results import errors_text
 
 SOURCE = "file.txt"  # names the file that the results of a folder are of
 
@@ -73,8 +73,7 @@ def main(options: Evaluate):
             s = dataclasses.replace(s, energy=s.energy - (p.energy - p.relative_energy))
         pairs.append((s, Relative(p.relative_energy, p.forces, p.stress)))
     pictures.parity(pairs, folder / "parity.png", counted(len(pairs), "frame"))
-    units, lines = error_lines(rows)
-    print("\n".join([units, *lines]))
+    print(errors_text("errors", rows))
     if hint := stress_hint(structures, predicted):
         warn(hint)
     if drawn := _draw_spread(structures, predicted, folder / "spread.png"):

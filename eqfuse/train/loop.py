@@ -14,7 +14,7 @@ from eqfuse.runs.errors import Interrupted, TrainingFailed
 from eqfuse.runs.files import RunFolder
 from eqfuse.runs.log import say, warn
 from eqfuse.runs.stopping import StopRequest
-from eqfuse.train.metrics import Errors, best_of
+from eqfuse.train.metrics import added, best_of, error_row
 from eqfuse.train.parallel import Devices
 from eqfuse.train.results import Callback
 from eqfuse.train.schedule import LearningRate, Limits, average_decay
@@ -30,7 +30,7 @@ class Position:
     epoch: int = 1  # 0 is the validation of a network that was trained before
     batch: int = 0  # how many batches of the epoch are done
     unvalidated: int = 0  # steps since the last validation that was due
-    error_sums: dict = dataclasses.field(default_factory=dict)  # of these steps, see `Errors`
+    error_sums: dict = dataclasses.field(default_factory=dict)  # of these steps, see `added`
     loss_sum: float = 0.0  # of these steps
     best: float = math.inf  # lowest validation error so far, by `training.best`
     second_since: int | None = None  # the first step of the second stage
@@ -194,8 +194,7 @@ class Fit:
 
         Moves `at`. Returns the state and the time of each step that compiled nothing, s.
         """
-        limits, errors, times, step = self.limits, Errors(at.error_sums), [], int(state.step)
-        settings = self._settings
+        limits, settings, times, step = self.limits, self._settings, [], int(state.step)
         for batch in self._batches(self._train, at.epoch, shuffle=True, start=at.batch):
             if self._signal(stop) or (fraction := limits.fraction(step)) >= 1.0:
                 break
@@ -216,9 +215,8 @@ class Fit:
             if not math.isfinite(value):
                 raise TrainingFailed(self._not_finite(value, at, step))
             state, step = new_state, step + 1
-            errors.add(sums)
             at.batch, at.unvalidated = at.batch + 1, at.unvalidated + 1
-            at.loss_sum, at.error_sums = at.loss_sum + value, errors.sums
+            at.loss_sum, at.error_sums = at.loss_sum + value, added(at.error_sums, sums)
             self._keep(state, at)
             shapes = tuple(leaf.shape for leaf in jax.tree.leaves(batch))
             if shapes in self._compiled_shapes:
@@ -244,13 +242,14 @@ class Fit:
 
     def _validate(self, state, at: Position, times, progress) -> Position:
         """Validate, write metrics and checkpoints, print; return the position after it."""
-        limits, validation, start = self.limits, Errors(), time.monotonic()
+        limits, sums, start = self.limits, {}, time.monotonic()
         for number, batch in enumerate(self._batches(self._val, shuffle=False)):
-            validation.add(self._compiled.errors(state.average, batch))
+            sums = added(sums, self._compiled.errors(state.average, batch))
             progress.heartbeat(f"validation, batch {number + 1} of {len(self._val)}")
         limits.reserve(self._devices.agreed(time.monotonic() - start, None)[0])
-        val_loss = self._compiled.losses[at.second_since is not None](validation.sums)
-        trained = Errors(at.error_sums).table() or dict.fromkeys(validation.table(), math.nan)
+        val_loss = self._compiled.losses[at.second_since is not None](sums)
+        validation = error_row(sums)
+        trained = error_row(at.error_sums) or dict.fromkeys(validation, math.nan)
         step = int(state.step)
         row = {
             "epoch": at.epoch,
@@ -259,7 +258,7 @@ class Fit:
             "train_loss": at.loss_sum / at.unvalidated if at.unvalidated else math.nan,
             "val_loss": val_loss,
             **{f"train_{name}": value for name, value in trained.items()},
-            **{f"val_{name}": value for name, value in validation.table().items()},
+            **{f"val_{name}": value for name, value in validation.items()},
             "ms_per_step": 1e3 * float(np.median(times)) if times else math.nan,
             "elapsed_s": limits.elapsed,
         }

@@ -154,25 +154,19 @@ def best_of(row: dict, criterion: str) -> float:
     return row[f"val_{criterion}_{UNITS[criterion.partition('_')[0]]}"]
 
 
-class Errors:
-    """Error sums accumulated over an epoch, in float64 on the host."""
+def added(before: dict, sums: dict) -> dict:
+    """Return sums of `error_sums` and those before, {} at first, in float64 on the host."""
+    sums = {name: np.asarray(values, float) for name, values in sums.items()}
+    return {name: (values + before.get(name, 0)).tolist() for name, values in sums.items()}
 
-    def __init__(self, sums: dict | None = None):  # of the part of the epoch that is done
-        self.sums = dict(sums or {})
 
-    def add(self, sums: dict):
-        for name, values in sums.items():
-            values = np.asarray(values, float).tolist()
-            before = self.sums.get(name, [0] * len(values))
-            self.sums[name] = [a + b for a, b in zip(before, values, strict=True)]
+def error_row(sums: dict) -> dict[str, float]:
+    """Return MAE and RMSE of sums of `error_sums`, NaN where nothing was added.
 
-    def table(self) -> dict[str, float]:
-        """Return MAE and RMSE, which are NaN where nothing was added.
-
-        Energy in meV/atom, forces in meV/Å, stress in meV/Å^3.
-        """
-        row = {}
-        for name, (count, absolute, square, *_) in self.sums.items():
-            row[f"{name}_mae_{UNITS[name]}"] = 1e3 * (absolute / count if count else math.nan)
-            row[f"{name}_rmse_{UNITS[name]}"] = 1e3 * (square / count if count else math.nan) ** 0.5
-        return row
+    Energy in meV/atom, forces in meV/Å, stress in meV/Å^3.
+    """
+    row = {}
+    for name, (count, absolute, square, *_) in sums.items():
+        row[f"{name}_mae_{UNITS[name]}"] = 1e3 * (absolute / count if count else math.nan)
+        row[f"{name}_rmse_{UNITS[name]}"] = 1e3 * (square / count if count else math.nan) ** 0.5
+    return row

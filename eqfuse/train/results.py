@@ -136,23 +136,17 @@ def _cells(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
 
 def errors_text(title: str, rows: list[dict]) -> str:
     """Return the first rows of an error table, of several sets, for the terminal."""
-    units, lines = error_lines(rows[:_MOST_ROWS])
-    if len(rows) > _MOST_ROWS:
-        lines.append(f"  {len(rows) - _MOST_ROWS} more are in errors.csv")
-    return "\n".join([f"{title}: {units}", *lines])
-
-
-def error_lines(rows: list[dict]) -> tuple[str, list[str]]:
-    """Return the units of the errors of some rows, and the lines of their table in a terminal."""
-    heads, rows = _cells(rows)
+    heads, cells = _cells(rows[:_MOST_ROWS])
     shown = [(letter, unit) for letter, unit, _ in QUANTITIES.values() if f"{letter} MAE" in heads]
-    units = ", ".join(f"{letter} in {unit}" for letter, unit in shown)
-    named, lines = heads.index("frames"), []
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)][:named]
-    for row in [heads, *rows]:
+    lines = [f"{title}: {', '.join(f'{letter} in {unit}' for letter, unit in shown)}"]
+    named = heads.index("frames")
+    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)][:named]
+    for row in [heads, *cells]:
         names = [f"{name:<{width}}" for name, width in zip(row, widths, strict=False)]
         lines.append("  ".join(["", *names, " ".join(f"{cell:>8}" for cell in row[named:])]))
-    return units, lines
+    if len(rows) > _MOST_ROWS:
+        lines.append(f"  {len(rows) - _MOST_ROWS} more are in errors.csv")
+    return "\n".join(lines)
 
 
 _PICTURES = {

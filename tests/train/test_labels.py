@@ -1,6 +1,7 @@
 """Losses and errors, on frames of which some lack labels, and with weights of frames."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from eqfuse.models import Prediction
 from eqfuse.runs.errors import ConfigError
 from eqfuse.train.arguments import parse
 from eqfuse.train.main import main
-from eqfuse.train.metrics import Errors, Loss, error_sums
+from eqfuse.train.metrics import Loss, added, error_row, error_sums
 from tests.small_runs import TINY, errors_of, prepared, rewritten, rows_of
 
 LOSS = Loss(energy=2.0, forces=3.0, stress=5.0, force_scale=0.5)
@@ -65,10 +66,7 @@ def loss_of(frames, loss=LOSS):
 
 
 def table_of(*sums):
-    errors = Errors()
-    for one in sums:
-        errors.add(one)
-    return errors.table()
+    return error_row(functools.reduce(added, sums, {}))
 
 
 @pytest.mark.parametrize("label", QUANTITIES)

@@ -21,7 +21,7 @@ from eqfuse.data.remarks import APERIODIC, total_charge, unread
 from eqfuse.inference import tables
 from eqfuse.models import Potential
 from eqfuse.models.ewald import Reach
-from eqfuse.models.radial_table import COLLECTION, choose
+from eqfuse.models.radial_table import COLLECTION
 from eqfuse.runs.errors import CheckpointError, ConfigError
 from eqfuse.runs.files import digest_of, head_file, read_arrays
 from eqfuse.runs.process import keep_memory, keep_programs
@@ -112,7 +112,7 @@ class Network:
                 radial = "table" if found.tree else "network"
                 fields = {"radial_knots": found.knots} if found.tree else {}
         potential = potential.clone(model=potential.model.clone(radial=radial, **fields))
-        choose(potential.model, 0)  # refuses what is none
+        potential.model.check()  # refuses a `radial` that is none
         self.module = Module(potential, self.cutoff, self.dtype)
         # by NumPy: JAX would compile a conversion for each shape
         self.params = jax.device_put(jax.tree.map(lambda p: np.asarray(p, self.dtype), params))

@@ -22,8 +22,6 @@ from eqfuse.models.network import Network
 from eqfuse.models.radial import spline_basis
 from eqfuse.models.radial_table import Point, RadialTable, SpeciesPairs, kept
 
-TWO_BODY = ("product", "spline")
-
 
 class Allegro(Network):
     """Allegro: latents and equivariant features of each edge, which see its centre's edges only.
@@ -173,9 +171,6 @@ class Allegro(Network):
 
     def check(self):
         super().check()
-        if self.two_body not in TWO_BODY:
-            known = " or ".join(TWO_BODY)
-            raise ValueError(f"two_body must be {known}, got {self.two_body!r}")
         size, count = self.embedding_dim or self.latent_dim, self.num_splines
         if self.two_body == "product" and size % 2:
             raise ValueError(f"two_body='product' needs an even embedding_dim, got {size}")

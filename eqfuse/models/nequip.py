@@ -22,7 +22,6 @@ from eqfuse.models.mlp import gate
 from eqfuse.models.network import Network
 from eqfuse.models.radial import lengths_and_directions, xplor_cutoff
 
-CUTOFF_FUNCTIONS = ("polynomial", "xplor")
 SKIPS = ("species", "linear", "none")
 """Kinds of self-connection: a Linear for each species, one for all, or none."""
 
@@ -273,9 +272,6 @@ class NequIP(Network):
     def check(self):
         super().check()
         self.skips()
-        if self.cutoff_function not in CUTOFF_FUNCTIONS:
-            known = " or ".join(CUTOFF_FUNCTIONS)
-            raise ValueError(f"cutoff_function must be {known}, got {self.cutoff_function!r}")
         onset = self.cutoff_onset
         if self.cutoff_function == "xplor" and not (onset and 0 < onset < self.cutoff):
             raise ValueError(

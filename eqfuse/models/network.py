@@ -1,7 +1,8 @@
 """What NequIP, Allegro and MACE share: settings, and the functions of edges that they read."""
 
+import dataclasses
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args, get_origin
 
 import flax.linen as nn
 import jax
@@ -58,7 +59,7 @@ class Network(nn.Module):
     pair_cutoffs = None
     nonlinear = False
     positive = ()  # names of settings that are positive
-    least = (("layers", 1), ("lmax", 0))  # the least value of others
+    least = (("layers", 1), ("lmax", 0), ("radial_knots", 4))  # the least value of others
     of_species = ()  # parameters, or modules, whose first axis counts the species
 
     def num_pairs(self) -> int:
@@ -97,6 +98,16 @@ class Network(nn.Module):
         for name, least in self.least:
             if (value := getattr(self, name)) < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
+        for field in dataclasses.fields(self):
+            kinds, value = (field.type, *get_args(field.type)), getattr(self, field.name)
+            words = [w for kind in kinds if get_origin(kind) is Literal for w in get_args(kind)]
+            if words and value not in (known := words + [None] * (type(None) in kinds)):
+                text = ", ".join(map(str, known))
+                raise ValueError(f"{field.name} must be one of {text}, got {value!r}")
+        if self.nonlinear and self.radial == "table":
+            raise ValueError(
+                "radial='table' is not for nonlinear=True, whose networks read species"
+            )
         if self.half_weights and (self.nonlinear or not hasattr(self, "radial_hidden")):
             raise ValueError("half_weights=True is for NequIP, and for MACE without nonlinear=True")
         counts, cutoffs, n = self.species_neighbors, self.pair_cutoffs, self.num_species

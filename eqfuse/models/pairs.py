@@ -55,8 +55,6 @@ def length_transform(network, species, edges) -> tuple:
     if network.distance_transform is None:
         return None, ALONE
     kind = network.distance_transform
-    if kind not in ("agnesi", "soft"):
-        raise ValueError(f"distance_transform {kind!r} is unknown; give 'agnesi', 'soft' or None")
     radii, numbers = network.covalent_radii, network.atomic_numbers
     if radii is None and numbers is not None:
         radii = radii_of(numbers)

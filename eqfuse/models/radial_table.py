@@ -44,7 +44,6 @@ from eqfuse import ops
 from eqfuse.models import mlp
 from eqfuse.ops import Edges
 
-KINDS = ("auto", "network", "table")
 EDGES_PER_KNOT = {"cpu": 8, "gpu": 16}
 """Number of edges for each knot from which on a table is taken: measured on a CPU, see
 `benchmarks/results/radial_tables.md`, and predicted for a GPU."""
@@ -79,15 +78,7 @@ def choose(network: nn.Module, num_edges: int) -> Choice:
     It has `radial`, `radial_knots` and `num_pairs()`; a batch has `num_edges` with its padding.
     """
     kind, knots = network.radial, network.radial_knots
-    if kind not in KINDS:
-        raise ValueError(f"radial must be one of {', '.join(KINDS)}, got {kind!r}")
-    if knots < 4:
-        raise ValueError(f"radial_knots must be at least 4, got {knots}")
     if network.nonlinear:
-        if kind == "table":
-            raise ValueError(
-                "radial='table' is not for nonlinear=True, whose networks read species"
-            )
         return Choice(False, "nonlinear interactions read species, too")
     if kind != "auto":
         return Choice(kind == "table", f"radial={kind}")

@@ -13,7 +13,6 @@ from eqfuse.data import Batcher, Dataset
 from eqfuse.models.ewald import LatentEwald
 from eqfuse.models.heads import stack_heads
 from eqfuse.models.potential import irreps_out
-from eqfuse.models.radial_table import choose
 from eqfuse.runs.checkpoint import Checkpoints
 from eqfuse.runs.errors import ConfigError
 from eqfuse.runs.files import RunFolder, require_free
@@ -51,7 +50,6 @@ def build_potential(
     try:
         model.check()
         model.layer_irreps()
-        choose(model, 0)  # refuses tables of radial functions that the network cannot have
     except ValueError as error:
         raise ConfigError(f"model={settings.name} is impossible: {error}") from error
     potential = models.Potential(

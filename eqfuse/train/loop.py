@@ -15,10 +15,8 @@ from eqfuse.runs.files import RunFolder
 from eqfuse.runs.log import say, warn
 from eqfuse.runs.stopping import StopRequest
 from eqfuse.train.metrics import added, best_of, error_row
-from eqfuse.train.parallel import Devices
 from eqfuse.train.results import Callback
 from eqfuse.train.schedule import LearningRate, Limits, average_decay
-from eqfuse.train.settings.config import Config
 from eqfuse.train.step import Compiled, TrainState
 from eqfuse.train.terminal import Progress, duration
 
@@ -41,27 +39,24 @@ class Position:
 
 
 class Fit:
-    """Trains a potential; a `pretrained` network is validated first, as epoch 0."""
+    """Trains a `Prepared` run; a network to start from is validated first, as epoch 0."""
 
     def __init__(
         self,
-        config: Config,
+        ready,
         compiled: Compiled,
-        batchers: tuple[Batcher, Batcher],
         folder: RunFolder,
         checkpoints: Checkpoints,
-        devices: Devices,
-        *,
-        pretrained: bool,
         callbacks: Sequence[Callback] = (),
     ):
-        self._train, self._val = batchers
+        config, self._devices = ready.config, ready.devices
+        self._train, self._val = ready.batchers
         self._settings, self._compiled = config.training, compiled
         lengths = config.steps, config.epochs, config.max_minutes
         self.limits = Limits(len(self._train), *lengths)
         self._folder, self._checkpoints = folder, checkpoints
-        self._devices, self._callbacks = devices, callbacks
-        self._first_epoch = 0 if pretrained else 1
+        self._callbacks = callbacks
+        self._first_epoch = 1 if ready.starts[0] is None else 0
         self._learning_rate = LearningRate(config.training)
         self._compiled_shapes = set()
 

@@ -64,7 +64,7 @@ def build_potential(
     return potential, fields
 
 
-class _Prepared:
+class Prepared:
     """All that a run has before its folder is made.
 
     `starts` are the networks that its heads start from, None for new ones; `batchers` are of the
@@ -132,9 +132,9 @@ class _Prepared:
         facts = report(self.config, self.dataset, folder, self.devices)
         facts |= self.tuning.facts(self.dataset) if self.tuning else {}
         say(lines(facts))
-        batch = self.devices.part(next(self.batchers[0].batches(epoch=0)))
         network = self.trained, self.params
         if self.config.verbose:
+            batch = self.devices.part(next(self.batchers[0].batches(epoch=0)))
             say(f"{models.summary(*network)}\n{models.ops_summary(*network, batch.graph)}")
         else:
             say(f"network    {parameters(*network)}")
@@ -142,12 +142,10 @@ class _Prepared:
 
     def finish(self, folder: RunFolder, facts: dict, warnings: list[str], ended: bool) -> list:
         """Write and print the results of a run that has `ended`, or was interrupted."""
-        dataset, potential = self.dataset, self.potential
-        facts |= {"network": parameters(potential, self.params)} | machine()
-        how = {"warnings": warnings, "ended": ended}
-        errors = write_results(folder, self.config, potential, dataset, facts, **how)
+        facts |= {"network": parameters(self.potential, self.params)} | machine()
+        errors = write_results(self, folder, facts, warnings=warnings, ended=ended)
         if ended and self.tuning is not None:
-            self.tuning.report(folder, dataset)
+            self.tuning.report(folder, self.dataset)
         return errors
 
 
@@ -178,7 +176,7 @@ def _train(config: Config, devices: Devices, callbacks: Sequence[Callback], log:
     with devices.together():
         if writes and config.resume is None:
             require_free(config.run)  # refused before the data are read
-        ready = _Prepared(config, devices)
+        ready = Prepared(config, devices)
     with devices.together():
         folder = RunFolder(config.run, None if config.resume else to_yaml(config), name, writes)
     with contextlib.closing(folder):
@@ -189,10 +187,8 @@ def _train(config: Config, devices: Devices, callbacks: Sequence[Callback], log:
         metadata = run_metadata(ready) | {"warnings": log.warnings}
         seconds = config.training.checkpoint_seconds
         checkpoints = Checkpoints(folder.checkpoints, metadata, seconds, writes=writes)
-        of_data = ready.trained, ready.dataset.force_rms, ready.params
-        compiled = Compiled(config, *of_data, ready.training, devices)
-        known = {"pretrained": ready.starts[0] is not None, "callbacks": callbacks}
-        fit = Fit(config, compiled, ready.batchers, folder, checkpoints, devices, **known)
+        compiled = Compiled(ready)
+        fit = Fit(ready, compiled, folder, checkpoints, callbacks)
         resume = None
         if config.resume is not None:
             with devices.together(), warnings_printed():

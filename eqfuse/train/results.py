@@ -37,14 +37,7 @@ _COLUMNS = {
 
 
 def write_results(
-    folder: RunFolder,
-    config: Config,
-    potential: Potential,
-    dataset: Dataset,
-    facts: dict[str, str],
-    *,
-    warnings: list[str],
-    ended: bool,
+    ready, folder: RunFolder, facts: dict[str, str], *, warnings: list[str], ended: bool
 ) -> list[dict]:
     """Write errors.csv, plots and report.html of a run that has ended an epoch; print the errors.
 
@@ -55,6 +48,7 @@ def write_results(
     """
     if not folder.metrics.exists():
         return []
+    config, dataset = ready.config, ready.dataset
     sets = {"validation": dataset.val}
     if ended:
         sets = {"training": dataset.train[:MAX_TRAINING], **sets}
@@ -64,7 +58,7 @@ def write_results(
         stage = last["position"]["second_since"]
         plots.learning_curves(folder.metrics, folder.path / "learning.png", stage)
         params, metadata, _ = read_checkpoint(folder.path, ("best", "last"))
-        predicted = _predicted(config, potential, params, sets)
+        predicted = _predicted(config, ready.potential, params, sets)
         rows, start = [], 0
         for name, samples in sets.items():
             part = predicted[start : start + len(samples)]

@@ -12,12 +12,9 @@ import optax
 from eqfuse import ops
 from eqfuse.data import Batch
 from eqfuse.graph import Graph
-from eqfuse.models import Potential, predict
+from eqfuse.models import predict
 from eqfuse.runs.log import say
-from eqfuse.train.flat import Flat
 from eqfuse.train.metrics import Loss, error_sums
-from eqfuse.train.parallel import Devices
-from eqfuse.train.settings.config import Config
 
 
 @flax.struct.dataclass
@@ -69,36 +66,27 @@ def apply_gradient(
 
 
 class Compiled:
-    """The compiled step and errors of a potential, whose parameters are one array.
+    """The compiled step and errors of a `Prepared` run, whose parameters are one array.
 
-    `training` is layout and optimizer of that array, see `flat_training`.
     `losses` are of the first and the second stage, `device_losses` the same on the devices. `step`
     takes (state, batch, learning rate, decay, loss), which are on the devices, to the state after
     it; the loss before it, NaN where its gradient is not finite; and the sums of `errors`, which
     takes (params, batch) to those of `error_sums`.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        potential: Potential,
-        force_scale: float,
-        params,
-        training: tuple[Flat, optax.GradientTransformation],
-        devices: Devices,
-    ):
-        settings = config.training
-        loss = Loss.of(settings, force_scale)
+    def __init__(self, ready):
+        settings, devices = ready.config.training, ready.devices
+        loss = Loss.of(settings, ready.dataset.force_rms)
         self.losses = loss, dataclasses.replace(loss, energy=settings.second_energy_weight)
         self.device_losses = devices.replicated(jax.tree.map(jnp.asarray, self.losses))
-        self._flat, optimizer = training
-        self._params, self._optimizer = params, optimizer
+        self._flat, optimizer = ready.training
+        self._params, self._optimizer = ready.params, optimizer
         unflatten, stress, hessian = self._flat.unflatten, loss.stress > 0, loss.hessian > 0
 
         def errors_of_part(params, batch: Batch):
             graph, labels = batch.graph, batch.labels
             how = {"stress": stress, "direction": labels.hessian.direction if hessian else None}
-            prediction = predict(potential, unflatten(params), graph, **how)
+            prediction = predict(ready.trained, unflatten(params), graph, **how)
             return error_sums(prediction, labels, graph, loss.penalty)
 
         errors = devices.summed(errors_of_part)
@@ -116,7 +104,7 @@ class Compiled:
 
         self.step, self.errors = jax.jit(step), jax.jit(errors)
         if devices.count == 1:  # in one native call, where that is expected to gain
-            report = config.verbose and (lambda text: say(f"sequence   {text}"))
+            report = ready.config.verbose and (lambda text: say(f"sequence   {text}"))
             self.step, self.errors = ops.sequence(step, report=report), ops.sequence(errors)
 
         # of the part of a batch that one device has

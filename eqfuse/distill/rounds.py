@@ -30,7 +30,6 @@ from eqfuse.distill.settings import FEWEST, KINDS, SETTINGS, Distill
 from eqfuse.distill.student import errors_of, fast_enough, train, untrained, words_of
 from eqfuse.distill.teacher import labelled, open_teacher
 from eqfuse.inference import predict
-from eqfuse.md.langevin import timestep_of
 from eqfuse.md.structures import read_frames
 from eqfuse.runs import (
     CheckpointError,
@@ -57,13 +56,6 @@ _CURVED = 2  # one of so many labels of the first round is at the minimum of a c
 _PART = 6  # one of so many minutes are for labels, or for the training, of a round
 _COMPILED = 4  # times of the beginning: each training, and what measures it, compiles as long
 _TIMED = 256  # atoms of a crystal whose steps are timed
-_NUMBERS = {
-    "rounds": ["minutes", "training_minutes", "steps_minutes", "stopped", "round"],
-    "trajectories": ["round", "trajectory", "frames"],
-    "seconds": ["label", "beginning"],
-}
-_TEXTS = {"trajectories": ["kind", "stopped"], "seconds": []}
-_TEXTS["rounds"] = [f"{side}_{unit}" for side in ("own", "new") for unit in (FORCES, ENERGY)]
 
 
 def _order(frame: ase.Atoms):
@@ -99,12 +91,8 @@ class Distillation:
             [*map(first.add, self.starts)]
             first.flush()
         require_regular(*self.folder.glob("*"), *self.work.glob("*"))
-        needs = {"atoms": ("energy",), "failed": ("place", "round")}
-        usual = "place", "round", "energy", "forces"
-        self._kept = {
-            name: Frames(self.work / f"{name}.traj", *needs.get(name, usual))
-            for name in (*KINDS, *needs)
-        }
+        names = *KINDS, "atoms", "failed"
+        self._kept = {name: Frames(self.work / f"{name}.traj") for name in names}
         write_whole(self.folder / SETTINGS, json.dumps(dataclasses.asdict(settings), indent=1))
         self._places = {a.info["place"] for n in (*KINDS, "failed") for a in self.frames(n)}
         before = max((float(row["minutes"]) for row in self.rows("rounds")), default=0.0)
@@ -135,10 +123,10 @@ class Distillation:
         return number == 0 and small and self.has_stress
 
     def rows(self, name: str) -> list[dict]:
-        """Return the rows of a table of `_NUMBERS`, if it is there."""
+        """Return the rows of the table "rounds", "trajectories" or "seconds", if it is there."""
         path = self.work / f"{name}.csv"
         try:
-            return read_table(path, _NUMBERS[name], _TEXTS[name])
+            return read_table(path, signed=True)
         except CheckpointError as error:  # it follows from the frames and students that are kept
             warn(f"{error}, and is now {set_aside(path).name}; it is made again")
             return []
@@ -228,7 +216,7 @@ class Distillation:
         with tempfile.TemporaryDirectory() as folder:
             fast = eqfuse.Calculator(untrained(student, cell, Path(folder)))
             slow, fast = seconds([self.teacher, fast], cell)
-        steps = round(sampling.APART / timestep_of(cell))
+        steps = round(sampling.APART / sampling.timestep_of(cell))
         calls = (2, 3 * steps) if settings.driver == "student" else (1.5 * steps + 2, 2 * steps)
         label = calls[0] * slow + calls[1] * fast
         return {"label": label, "beginning": 60 * self.minutes}

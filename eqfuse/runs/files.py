@@ -267,19 +267,18 @@ def _row_digest(row: dict) -> str:
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
 
-def read_table(path: Path, numbers: Sequence[str], texts: Sequence[str] = ()) -> list[dict]:
+def read_table(path: Path, numbers: Sequence[str] = (), *, signed: bool = False) -> list[dict]:
     """Return the rows of a table, [] if there is none; CheckpointError if it is damaged.
 
-    It has the columns `numbers` and `texts`; rows that `write_table` signed are as they were.
+    It has the columns `numbers`; with `signed`, rows are as `write_table` signed them.
     """
     try:
         require_regular(path)
         content = path.read_text(encoding="utf-8") if os.path.lexists(path) else ""
         rows = [*csv.DictReader(io.StringIO(content, newline=""), strict=True)]
         for row in rows:
-            digest = row.pop(_SIGNED, None)
-            whole = digest in (None, _row_digest(row)) and {*texts} <= row.keys()
-            if not whole or not all(math.isfinite(float(row[name] or 0)) for name in numbers):
+            is_whole = row.pop(_SIGNED, None) == _row_digest(row) or not signed
+            if not is_whole or not all(math.isfinite(float(row[name] or 0)) for name in numbers):
                 raise ValueError("a row has changed")
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         raise CheckpointError(f"{path} is damaged ({error})") from error

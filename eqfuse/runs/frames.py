@@ -29,8 +29,8 @@ class Frames:
     `repairs` False it is refused by a CheckpointError.
     """
 
-    def __init__(self, path: Path, *needs: str, repairs: bool = True):
-        self._path, self._needs, self.is_damaged = path, needs, False
+    def __init__(self, path: Path, *, repairs: bool = True):
+        self._path, self.is_damaged = path, False
         self._written, self._at, self._took = 0, -math.inf, 0.0
         self.frames: list[ase.Atoms] = []
         if os.path.lexists(path):
@@ -65,7 +65,7 @@ class Frames:
                 for number in range(count):
                     try:
                         frame = file[number]
-                        whole = self._is_whole(frame)
+                        whole = frame.info.pop(_SUM, None) == _digest(frame)
                     except Exception:  # of ASE's reader, which raises many
                         continue
                     self.frames += [frame] if whole else []
@@ -83,14 +83,6 @@ class Frames:
         kept = f"{len(self.frames)} of its frames are whole and are kept"
         warn(f"{self._path} is damaged ({why}), and is now {aside.name}; {kept}")
         self.flush()
-
-    def _is_whole(self, frame: ase.Atoms) -> bool:
-        known = frame.info.pop(_SUM, None)
-        results = frame.calc.results if frame.calc else {}
-        numbers = frame.positions, frame.cell.array, *results.values()
-        has_all = all(name in results or name in frame.info for name in self._needs)
-        is_finite = all(np.isfinite(array).all() for array in numbers)
-        return has_all and is_finite and known in (None, _digest(frame))
 
 
 def _digest(frame: ase.Atoms) -> str:

@@ -13,13 +13,13 @@ from ase.filters import FrechetCellFilter
 from ase.optimize import FIRE
 from ase.phonons import Phonons
 
+from eqfuse.certify.questions import STRAINS, strained
 from eqfuse.data import neighbor_list
 
 _CALLS, _MOST_SECONDS = 9, 20.0
 _GAP = 6.0  # Å, of vacuum
 _MOVE = 0.01  # Å, of differences of forces
 _STRAIN = 0.005
-_VOIGT = ((0, 0), (1, 1), (2, 2), (1, 2), (0, 2), (0, 1))
 _VOLUMES = 0.06  # of that of the minimum, to either side
 _REACH, _WIDTH = 6.0, 0.1  # Å
 _THZ = units._e / units._hplanck * 1e-12  # of eV
@@ -129,12 +129,8 @@ def energy_volume(minimum: ase.Atoms) -> tuple[dict, np.ndarray, np.ndarray]:
 
 
 def under_strain(atoms: ase.Atoms, k: int, strain: float) -> ase.Atoms:
-    """Return a copy under the k-th strain of Voigt's order; a shear is twice its element."""
-    made, change = atoms.copy(), np.eye(3)
-    for i, j in (_VOIGT[k], _VOIGT[k][::-1]):
-        change[i, j] += strain / 2
-    made.set_cell(atoms.cell.array @ change, scale_atoms=True)
-    return made
+    """Return a copy under the k-th of `STRAINS`, times a number."""
+    return strained(atoms, strain * STRAINS[k])
 
 
 def elastic_constants(minimum: ase.Atoms) -> np.ndarray:
@@ -168,15 +164,6 @@ def frequencies(minimum: ase.Atoms) -> dict[str, np.ndarray]:
         phonons.read(acoustic=False, symmetrize=1)
     found = _THZ * phonons.band_structure([*points.values()], verbose=False)
     return dict(zip(points, found, strict=True))
-
-
-def of_frames(frames: Sequence[ase.Atoms], pressure: float | None) -> tuple[dict, np.ndarray]:
-    """Return densities of frames of dynamics at a pressure, GPa, and the radial distribution."""
-    densities, numbers = [*map(density, frames)] if pressure is not None else [], {}
-    if densities:
-        numbers[f"density at {pressure:g} GPa, g/cm³"] = float(np.mean(densities))
-        numbers["its standard deviation"] = float(np.std(densities))
-    return numbers, radial_distribution(frames)
 
 
 def radial_distribution(frames: Sequence[ase.Atoms]) -> tuple[np.ndarray, np.ndarray]:

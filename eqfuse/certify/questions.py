@@ -26,6 +26,8 @@ _FINER, _LEVELS = 4, 3  # times shorter are differences that are taken again, so
 _EXACT, _LEVELS_OF_EXACT = 1e-9, 6  # where energies are rounded by less, eV, they can be so short
 _STENCIL = (-3, -2, -1, 1, 2, 3)
 _AXES = ("xx", "yy", "zz", "yz", "xz", "xy")
+STRAINS = [voigt_6_to_full_3x3_stress(one) for one in np.diag([1, 1, 1, 0.5, 0.5, 0.5])]
+"""In this order, Voigt's; a shear is twice its element."""
 UNITS = ("eV", "eV/Å", "eV/Å³")
 """Of energy, forces and stress."""
 _KBAR = 1602.1766
@@ -235,8 +237,7 @@ def stresses(atoms: ase.Atoms, noise: Rounding) -> list[Question]:
     """Ask whether each component of the stress is the slope of the energy by that strain."""
     if not (atoms.pbc.all() and atoms.cell.rank == 3):
         return []
-    strains = [voigt_6_to_full_3x3_stress(one) for one in np.diag([1, 1, 1, 0.5, 0.5, 0.5])]
-    changes = [lambda length, s=s: strained(atoms, length / _REACH * s) for s in strains]
+    changes = [lambda length, s=s: strained(atoms, length / _REACH * s) for s in STRAINS]
     given = changes, lambda answer: answer.stress, noise, 2, _likely_stress
     return [_is_slope("stress", atoms, *given, atoms.get_volume() / _REACH)]
 

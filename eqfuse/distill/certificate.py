@@ -19,7 +19,6 @@ from eqfuse.data import error_table, of_atoms
 from eqfuse.distill import sampling
 from eqfuse.distill.settings import KINDS
 from eqfuse.inference import predict
-from eqfuse.md.langevin import timestep_of
 from eqfuse.runs import machine, page, say, write_whole
 
 FORMAT = 5  # of the JSON
@@ -44,7 +43,7 @@ def dynamic(of, calculator) -> tuple[dict, dict]:
     """Return density (at a pressure) and radial distribution at the lowest temperature."""
     settings, cell, numbers, frames = of.settings, of.cells[0], {}, []
     rng, low = np.random.default_rng([settings.seed, 1]), settings.kelvin[0]
-    pressure, timestep = settings.gpa[0] if of.has_stress else None, timestep_of(cell)
+    pressure, timestep = settings.gpa[0] if of.has_stress else None, sampling.timestep_of(cell)
     count = max(int(1000 * settings.picoseconds / timestep) // _EVERY, 1)
     at = sampling.Conditions(low, pressure, count, _EVERY, timestep)
     given = sampling.rattled(cell, rng, 0.0, 0.01), calculator, at, rng, sampling.Limits()
@@ -55,9 +54,13 @@ def dynamic(of, calculator) -> tuple[dict, dict]:
     if not frames:
         return numbers, {}
     frames = frames[len(frames) // 4 :]  # the first quarter equilibrates
-    found, pairs = properties.of_frames(frames, pressure)
+    if pressure is not None:
+        densities = [*map(properties.density, frames)]
+        numbers[f"density at {pressure:g} GPa, g/cm³"] = float(np.mean(densities))
+        numbers["its standard deviation"] = float(np.std(densities))
     values = "radial distribution" if cell.pbc.all() else "pairs of an atom (1/Å)"
-    return numbers | found, {(f"Pairs in dynamics at {low:g} K", "distance (Å)", values): pairs}
+    title = f"Pairs in dynamics at {low:g} K", "distance (Å)", values
+    return numbers, {title: properties.radial_distribution(frames)}
 
 
 def coverage(frames: Sequence[ase.Atoms]) -> dict:

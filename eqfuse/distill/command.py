@@ -1,23 +1,19 @@
 """The command `eqfuse distill`."""
 
-import functools
 from pathlib import Path
 
 from eqfuse.distill.settings import CHANGEABLE, Distill, settings_of
 from eqfuse.runs import CheckpointError, ConfigError, command
 
 
-def main(arguments: list[str]) -> int:
+@command.of(Distill, refused=(CheckpointError,), read=list)
+def main(arguments: list[str]):
     """Distill; return 1 if the teacher or the training failed, 2 if settings are refused."""
-    task = functools.partial(_distill, arguments)
-    return command.run(Distill, task, arguments, refused=(CheckpointError,))
-
-
-def _distill(arguments: list[str], settings: Distill):
-    folder = None
-    if settings.resume is not None:
-        words, given = command.words_and_settings(Distill, arguments)
-        folder = Path(given.pop("resume")).expanduser()
+    words, given = command.words_and_settings(Distill, arguments)
+    if (folder := given.pop("resume", None)) is None:
+        settings = command.parse(Distill, arguments)
+    else:
+        folder = Path(folder).expanduser()
         others = [name for name in given if name not in (*CHANGEABLE, "python")]
         if others := words[1:] + others:
             raise ConfigError(

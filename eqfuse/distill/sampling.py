@@ -6,17 +6,20 @@ from typing import NamedTuple
 
 import ase
 import numpy as np
+from ase import units
 from ase.data import chemical_symbols
+from ase.md.langevinbaoab import LangevinBAOAB
+from ase.md.velocitydistribution import thermalize_momenta
 
 from eqfuse.certify.properties import closeness, is_dense, relaxed, under_strain
 from eqfuse.data import APERIODIC, HELD, DataError, remarks_of, unread_names
 from eqfuse.distill.teacher import labelled
 from eqfuse.inference import Network, predict
-from eqfuse.md.langevin import langevin, timestep_of
 
 RATTLED = 8  # one of so many labels is a strained and rattled cell
 STRAIN, RATTLE = 0.03, 0.05  # standard deviations of strains, and of moves of atoms, Å
 APART = 40.0  # fs between labels of a trajectory: nearer ones are alike
+_THERMOSTAT_TIME, _PRESSURE_TIME = 100.0, 500.0  # fs
 _OTHERS = "strained", "minimum", "stopped"
 _LEAST = 0.01  # Å, of random moves
 _VACUUM = 10.0  # Å, of a surface
@@ -161,6 +164,31 @@ def continued(cell: ase.Atoms, last: ase.Atoms) -> ase.Atoms:
     scale = (last.cell.volume / cell.cell.volume) ** (1 / 3) if is_dense(last) else 1.0
     made.set_cell(scale * cell.cell.array, scale_atoms=cell.cell.rank == 3)
     return made
+
+
+def langevin(atoms: ase.Atoms, temperature: float, pressure: float | None, timestep: float, rng):
+    """Return ASE's dynamics of atoms with a calculator, whose velocities are drawn.
+
+    Args:
+      temperature: K.
+      pressure: GPa, at which the cell keeps its shape; None at constant volume.
+      timestep: fs.
+      rng: of velocities and noise.
+    """
+    kelvin = {"temperature_K": temperature}
+    thermalize_momenta(atoms, rng=rng, **kelvin)
+    constant = {"T_tau": _THERMOSTAT_TIME * units.fs, "rng": rng, **kelvin}
+    if pressure is not None:
+        constant |= {"externalstress": -pressure * units.GPa, "hydrostatic": True}
+        constant["P_tau"] = _PRESSURE_TIME * units.fs
+        constant["P_mass"] = (_PRESSURE_TIME / 6.64 * len(atoms) ** (1 / 6)) ** 2  # ASE's rule
+    return LangevinBAOAB(atoms, timestep * units.fs, **constant)
+
+
+def timestep_of(atoms: ase.Atoms) -> float:
+    """Return a usual time step, fs: 0.5 with hydrogen, 1 with elements up to neon, 2 beyond."""
+    lightest = atoms.numbers.min()
+    return 0.5 if lightest == 1 else 1.0 if lightest <= 10 else 2.0
 
 
 class Conditions(NamedTuple):

@@ -80,8 +80,8 @@ class Distill:
         self.kelvin = _range("temperature", self.temperature, POSITIVE)
         self.gpa = _range("pressure", self.pressure, schema.FINITE)
         need = FEWEST + 3 * self.new
-        enough = need <= self.labels or self.resume is not None  # whose folder has its own new=
-        require(enough, "labels", self.labels, f"{need}: {FEWEST} to train on, and thrice new=")
+        text = f"{need}: {FEWEST} to train on, and thrice new="
+        require(need <= self.labels, "labels", self.labels, text)
 
 
 def _range(name: str, text: str, within: Range) -> tuple[float, float]:

@@ -16,7 +16,6 @@ from eqfuse.data import DataError
 from eqfuse.distill import sampling
 from eqfuse.distill.sampling import Conditions, Limits, at_minimum, cells_of, rattled, trajectory
 from eqfuse.distill.teacher import labelled
-from eqfuse.md.langevin import timestep_of
 from tests.distill.calculators import Failing
 
 COPPER = ase.build.bulk("Cu", cubic=True)
@@ -217,4 +216,4 @@ def test_limits_are_of_dynamics_where_there_is_any():
 
 
 def test_timestep_is_short_with_hydrogen():
-    assert [timestep_of(ase.Atoms(s)) for s in ("CuH", "CuO", "Cu")] == [0.5, 1.0, 2.0]
+    assert [sampling.timestep_of(ase.Atoms(s)) for s in ("CuH", "CuO", "Cu")] == [0.5, 1.0, 2.0]

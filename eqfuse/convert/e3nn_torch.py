@@ -36,7 +36,7 @@ def irreps_of(item) -> e3nn.Irreps:
 def linear_of(linear: Record) -> Matrices:
     """Return the matrices of an `e3nn.o3.Linear`, without its biases."""
     before, after = (irreps_of(linear.get(f"irreps_{side}")) for side in ("in", "out"))
-    return linear_matrices(linear.get("weight"), before, after)[0]
+    return linear_matrices(linear.get("weight"), before, after)
 
 
 def product_of(product: Record) -> Matrices:
@@ -47,19 +47,10 @@ def product_of(product: Record) -> Matrices:
     return one_hot_matrices(product.get("weight"), before, scalars.dim, after)
 
 
-def linear_matrices(flat, irreps_in, irreps_out, extra: int = 0) -> tuple[Matrices, np.ndarray]:
-    """Return the matrices [rows, columns] of the weights of an `e3nn.o3.Linear`.
-
-    The second result has the rows [extra, columns of 0e] of `extra` even scalars after its input.
-    """
-    irreps_out = e3nn.Irreps(irreps_out)
-    shapes = [*e3nn.Irreps(irreps_in), *[(extra, SCALAR)] * (extra > 0)]
-    matrices = {ir: w / math.sqrt(len(w)) for ir, w in _blocks(flat, shapes, irreps_out).items()}
-    if not extra:
-        return matrices, np.zeros((0, irreps_out.count(SCALAR)))
-    rest = matrices[SCALAR][-extra:]
-    matrices[SCALAR] = matrices[SCALAR][:-extra]
-    return {ir: w for ir, w in matrices.items() if w.size}, rest
+def linear_matrices(flat, irreps_in, irreps_out) -> Matrices:
+    """Return the matrices [rows, columns] of the weights of an `e3nn.o3.Linear`."""
+    matrices = _blocks(flat, e3nn.Irreps(irreps_in), e3nn.Irreps(irreps_out))
+    return {ir: w / math.sqrt(len(w)) for ir, w in matrices.items()}
 
 
 def one_hot_matrices(flat, irreps_in, count: int, irreps_out) -> Matrices:
@@ -72,11 +63,11 @@ def one_hot_matrices(flat, irreps_in, count: int, irreps_out) -> Matrices:
     return {ir: np.moveaxis(w, 1, 0) / math.sqrt(w.shape[0] * count) for ir, w in matrices.items()}
 
 
-def _blocks(flat, shapes, irreps_out, *middle: int) -> Matrices:
+def _blocks(flat, irreps_in, irreps_out, *middle: int) -> Matrices:
     """Return the weights [rows, *middle, columns] of each irrep, whose blocks lie side by side."""
     flat = np.asarray(flat, np.float64).ravel()
     at, rows, fits = 0, {}, True
-    for mul, ir in shapes:
+    for mul, ir in irreps_in:
         columns = []
         for mul_out, ir_out in irreps_out:
             if ir == ir_out:
@@ -88,7 +79,7 @@ def _blocks(flat, shapes, irreps_out, *middle: int) -> Matrices:
             rows.setdefault(ir, []).append(np.concatenate(columns, axis=-1))
     if at != len(flat) or not fits:
         raise ConvertError(
-            f"{len(flat)} weights do not fit a Linear of {e3nn.Irreps(shapes)} to {irreps_out}, "
+            f"{len(flat)} weights do not fit a Linear of {irreps_in} to {irreps_out}, "
             f"which has {at}"
         )
     return {ir: np.concatenate(parts) for ir, parts in rows.items()}

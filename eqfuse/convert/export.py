@@ -42,11 +42,7 @@ def export_mace(run, path) -> None:
         raise ConvertError(f"{path} exists already and is not overwritten; name another file")
     require_one_head(run)
     params, metadata, _ = read_checkpoint(run, ("best", "last"))
-    if dispersion := Dispersion.of_run(metadata):
-        _refuse(run, f"a dispersion beside it, {dispersion} (its labels were less that),")
-    if metadata["potential"].get("long_range"):
-        _refuse(run, "latent charges (model.long_range)")
-    _check(metadata, run)  # older runs lack newer settings
+    _check(metadata, run)
     params = jax.tree.map(lambda p: np.asarray(p, np.float64), params["params"])
     scale, shift = params["scale"], params["shift"]
     if np.ptp(scale):
@@ -83,19 +79,22 @@ def _refuse(run, what: str):
 def _check(metadata: dict, run):
     if metadata["model"] != "mace" or metadata["potential"] is None:
         raise ConvertError(f"{run} is not a potential of model=mace; only these can be exported")
-    fields = metadata["model_fields"]
+    fields, potential = metadata["model_fields"], metadata["potential"]
+    dispersion = Dispersion.of_run(metadata)
     not_in_mace = {
+        f"a dispersion beside it, {dispersion} (its labels were less that),": dispersion,
+        "latent charges (model.long_range)": potential.get("long_range"),
         "features of both parities (model.parity=true)": fields["parity"],
         "one layer, with a readout that is not linear (model.layers=1)": fields["layers"] < 2,
         "radial networks of one matrix (model.radial_layers=0)": not fields["radial_layers"],
         "atoms that have no energy without neighbours (it was trained with energies of isolated "
-        "atoms)": metadata["potential"].get("binds_within") is not None,
+        "atoms)": potential.get("binds_within") is not None,
     }
     for what, found in not_in_mace.items():
         if found:
             _refuse(run, what)
     plain = models.MACE()
-    for name in _NOT_EXPORTED:
+    for name in _NOT_EXPORTED:  # older runs lack some
         if fields.get(name, getattr(plain, name)) != getattr(plain, name):
             raise ConvertError(f"the network of {run} has model.{name}, which is not exported")
     if fields["distance_transform"] == "soft":

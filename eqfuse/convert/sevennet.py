@@ -172,7 +172,10 @@ class _Network:
         )
 
     def _linear(self, name: str, irreps_in, irreps_out):
-        """Return the matrices of a Linear, and its biases: its own, and the row of the fidelity."""
+        """Return the matrices of a Linear, and its biases: its own, and the row of the fidelity.
+
+        Even scalars after its input, one of which is 1, say the fidelity.
+        """
         flat = np.asarray(self.state[f"{name}.linear.weight"], np.float64)
         irreps_in, irreps_out = e3nn.Irreps(irreps_in), e3nn.Irreps(irreps_out)
         need = sum(
@@ -182,10 +185,13 @@ class _Network:
         extra = (len(flat) - need) // scalars if scalars else 0
         if extra not in (0, len(self.modals)):
             refuse(f"in {name} {len(flat)} weights, where {need} fit its irreps")
-        matrices, rows = linear_matrices(flat, irreps_in, irreps_out, extra)
         own = np.asarray(self.state.get(f"{name}.linear.bias", ()), np.float64)
         bias = own if own.size else np.zeros(scalars)
-        return matrices, bias + rows[self.modal] if extra else bias
+        if not extra:
+            return linear_matrices(flat, irreps_in, irreps_out), bias
+        matrices = linear_matrices(flat, irreps_in + f"{extra}x0e", irreps_out)
+        matrices[SCALAR], rows = np.split(matrices[SCALAR], [-extra])
+        return matrices, bias + rows[self.modal]
 
     def _layer(self, k: int) -> Layer:
         before, after, config = self.features[k], self.features[k + 1], self.config
@@ -225,7 +231,7 @@ class _Network:
     def _skip(self, k: int, before, gate, features):
         linear = self.state.get(f"{k}_self_connection_intro.linear.weight")
         if linear is not None:
-            return scaled(linear_matrices(linear, before, gate)[0], features)
+            return scaled(linear_matrices(linear, before, gate), features)
         product = self.state.get(f"{k}_self_connection_intro.fc_tensor_product.weight")
         if product is None:
             return None

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from eqfuse.convert import ConvertError, convert
-from eqfuse.convert.registry import find_network
+from eqfuse.convert.registry import published
 from eqfuse.inference.calculator import Calculator
 from tests.convert.conftest import GOLDENS, SEVERAL_HEADS, from_arrays, unpacked
 from tests.convert.conftest import NAMES as OF_MACE
@@ -47,11 +47,10 @@ def converted(request, tmp_path_factory):
             if stored.exists():
                 path = unpacked(stored, folder)
             elif program == "sevennet":
-                try:
-                    known = name.partition("_P")[0].partition("_R")[0]
-                    path = find_network(known, program, download=False)
-                except ConvertError as error:
-                    pytest.skip(str(error))
+                known = published()[name.partition("_P")[0].partition("_R")[0]]
+                path = next((place for place in known.places() if place.is_file()), None)
+                if path is None:
+                    pytest.skip(f"{known.name} is not here")
             else:
                 path = request.getfixturevalue("shared_data") / "networks" / file
                 if not path.exists():

@@ -13,7 +13,7 @@ import platform
 import shutil
 import tempfile
 import zlib
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -160,15 +160,13 @@ def _write(
         for name in SOURCES:
             shutil.copyfile(Path(__file__).with_name(name), part / name)
         plugin = beside.submit(write_plugin, part, folder, headers)
-        with network.precision(), shared_library.recording(suffix) as texts:
-            kernels = _Kernels(texts, beside)
-            _write_programs(part, network, places, widths, kernels)
-        if texts:
-            shared_library.build(kernels.compiled(), part / KERNELS)
+        kernels = _write_programs(part, network, places, widths, suffix, beside)
+        if kernels:
+            shared_library.build({n: k.result() for n, k in kernels.items()}, part / KERNELS)
         lines = [f"description {title}", *([f"exchange {max(widths)}"] if widths else [])]
         lines += ["program {} {} {} {}".format(*size, _name(size)) for size in places]
         lines += _write_weights(part, network)
-        lines += [f"processor {platform.machine()}", f"library {KERNELS}"] if texts else []
+        lines += [f"processor {platform.machine()}", f"library {KERNELS}"] if kernels else []
         _write_texts(part, network, elements, lines)
         plugin.result()
 
@@ -188,35 +186,24 @@ def _name(size) -> str:
     return f"program_{atoms}_{edges}"
 
 
-class _Kernels:
-    """Kernels that are compiled beside the tracing of further programs."""
-
-    def __init__(self, texts: dict[str, tuple[str, ...]], beside: ThreadPoolExecutor):
-        self.texts, self.beside, self.started = texts, beside, {}
-
-    def start(self):
-        """Compile what was recorded since the last call, on another thread."""
-        for name, texts in self.texts.items():
-            if name not in self.started:
-                self.started[name] = self.beside.submit(shared_library.compiled, name, texts)
-
-    def compiled(self) -> dict[str, list[bytes]]:
-        """Return the codes of all kernels."""
-        self.start()
-        return {name: kernel.result() for name, kernel in self.started.items()}
-
-
-def _write_programs(part: Path, network: Network, sizes, widths, kernels: _Kernels):
-    """Write the StableHLO of each size, and start the compilation of its kernels."""
+def _write_programs(
+    part: Path, network: Network, sizes, widths, suffix: str, beside: ThreadPoolExecutor
+) -> dict[str, Future]:
+    """Write the StableHLO of each size; return the kernels, compiled beside the tracing."""
+    kernels = {}
 
     def lower(size) -> str:
         function, shapes = _program(network, widths, size)
         text = function.trace(*shapes).lower(lowering_platforms=("cpu",)).as_text()
-        kernels.start()
+        for name in recorded:
+            if name not in kernels:
+                kernels[name] = beside.submit(shared_library.compiled, name, recorded[name])
         return text
 
-    for size, text in zip(sizes, programs_of(sizes, lower), strict=True):
-        (part / _name(size)).write_bytes(portable_artifact(text))
+    with network.precision(), shared_library.recording(suffix) as recorded:
+        for size, text in zip(sizes, programs_of(sizes, lower), strict=True):
+            (part / _name(size)).write_bytes(portable_artifact(text))
+    return kernels
 
 
 def _program(network: Network, widths: list | None, size):

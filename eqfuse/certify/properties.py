@@ -21,7 +21,6 @@ _GAP = 6.0  # Å, of vacuum
 _MOVE = 0.01  # Å, of differences of forces
 _STRAIN = 0.005
 _VOLUMES = 0.06  # of that of the minimum, to either side
-_REACH, _WIDTH = 6.0, 0.1  # Å
 _THZ = units._e / units._hplanck * 1e-12  # of eV
 POINTS = {"Gamma": (0, 0, 0), "100": (0.5, 0, 0), "010": (0, 0.5, 0), "001": (0, 0, 0.5)}
 POINTS |= {"111": (0.5, 0.5, 0.5)}
@@ -48,20 +47,15 @@ def closeness(frames: Sequence[ase.Atoms]) -> dict[tuple[int, int], float]:
     """
     found = {}
     for atoms in frames:
-        radii = covalent_radii[atoms.numbers]
-        i, j, distances = _pairs(atoms, 4 * radii.max(initial=0.1))
-        relative = distances / (radii[i] + radii[j])
+        radii, place = covalent_radii[atoms.numbers], atoms.positions
+        periodic, reach = (atoms.cell.array, atoms.pbc), 4 * radii.max(initial=0.1)
+        i, j, shifts = neighbor_list(place, *periodic, reach, least=0.0)
+        relative = np.linalg.norm(place[i] + shifts - place[j], axis=1) / (radii[i] + radii[j])
         bonded = relative < 2
         ends = zip(*(atoms.numbers[k[bonded]].tolist() for k in (i, j)), strict=True)
         for pair, near in zip(ends, relative[bonded].tolist(), strict=True):
             found[pair] = min(near, found.get(pair, 2.0))
     return found
-
-
-def _pairs(atoms: ase.Atoms, reach: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    place = atoms.positions
-    i, j, shifts = neighbor_list(place, atoms.cell.array, atoms.pbc, reach, least=0.0)
-    return i, j, np.linalg.norm(place[i] + shifts - place[j], axis=1)
 
 
 def seconds(calculators: Sequence, atoms: ase.Atoms) -> list[float]:
@@ -164,17 +158,6 @@ def frequencies(minimum: ase.Atoms) -> dict[str, np.ndarray]:
         phonons.read(acoustic=False, symmetrize=1)
     found = _THZ * phonons.band_structure([*points.values()], verbose=False)
     return dict(zip(points, found, strict=True))
-
-
-def radial_distribution(frames: Sequence[ase.Atoms]) -> tuple[np.ndarray, np.ndarray]:
-    """Return distances up to 6 Å, and g(r) of all atoms; pairs of an atom by Å without a cell."""
-    edges = np.arange(0, _REACH + _WIDTH / 2, _WIDTH)
-    total, periodic = np.zeros(len(edges) - 1), frames[0].pbc.all()
-    for atoms in frames:
-        counts = np.histogram(_pairs(atoms, _REACH)[2], edges)[0] / len(atoms)
-        total += counts * (atoms.get_volume() / len(atoms) if periodic else 1.0)
-    shells = 4 / 3 * np.pi * np.diff(edges**3) if periodic else _WIDTH
-    return edges[1:] - _WIDTH / 2, total / len(frames) / shells
 
 
 def density(atoms: ase.Atoms) -> float:

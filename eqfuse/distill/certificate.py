@@ -19,11 +19,13 @@ from eqfuse.data import error_table, of_atoms
 from eqfuse.distill import sampling
 from eqfuse.distill.settings import KINDS
 from eqfuse.inference import predict
+from eqfuse.md.structures import pair_counts, radial_distribution
 from eqfuse.runs import machine, page, say, write_whole
 
 FORMAT = 5  # of the JSON
 MOST_ATOMS = 48  # of a structure whose minimum, elastic constants and phonons are computed
 _VOLUME = "volume_a3_per_atom"
+_PAIRS = 6.0, 0.1  # Å, the largest distance, and the width of a bin
 _EVERY = 10  # steps between frames of the dynamics that are compared
 _CHECKED = 0.2  # ps of NVE in `eqfuse check`
 
@@ -58,9 +60,11 @@ def dynamic(of, calculator) -> tuple[dict, dict]:
         densities = [*map(properties.density, frames)]
         numbers[f"density at {pressure:g} GPa, g/cm³"] = float(np.mean(densities))
         numbers["its standard deviation"] = float(np.std(densities))
-    values = "radial distribution" if cell.pbc.all() else "pairs of an atom (1/Å)"
+    periodic = cell.pbc.all()
+    counts = np.mean([pair_counts(atoms, *_PAIRS) for atoms in frames], axis=0)
+    values = "radial distribution" if periodic else "pairs of an atom (1/Å)"
     title = f"Pairs in dynamics at {low:g} K", "distance (Å)", values
-    return numbers, {title: properties.radial_distribution(frames)}
+    return numbers, {title: radial_distribution(counts, _PAIRS[1], periodic)}
 
 
 def coverage(frames: Sequence[ase.Atoms]) -> dict:

@@ -11,7 +11,6 @@ import numpy as np
 from ase import units
 from ase.md.velocitydistribution import Stationary
 
-from eqfuse import ops
 from eqfuse.data import DataError
 from eqfuse.inference import (
     Grid,
@@ -19,6 +18,7 @@ from eqfuse.inference import (
     Sizes,
     as_structures,
     predict,
+    require_backend,
     unlike_training,
     with_spread,
 )
@@ -141,10 +141,7 @@ class _Simulation:
     """A simulation between two steps."""
 
     def __init__(self, network, frames: list[ase.Atoms], settings: Settings):
-        try:
-            ops.resolve_here(settings.backend)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
+        require_backend(settings.backend)
         self._settings = settings
         how = {name: getattr(settings, name) for name in ("dtype", "backend", "dispersion")}
         network = Network(network, **how)

@@ -1,5 +1,6 @@
 """The structures of a simulation: how they start, and the files of each."""
 
+import contextlib
 import gzip
 import io
 import math
@@ -133,6 +134,27 @@ def initial_velocities(atoms: ase.Atoms, temperature: float, seed: int) -> np.nd
     return drawn.get_velocities()
 
 
+def pair_counts(atoms: ase.Atoms, reach: float, width: float) -> np.ndarray:
+    """Return the pairs of an atom in bins of distances up to `reach`, all and width in Å.
+
+    Of atoms that are periodic in three directions, they are times the volume of an atom, Å^3.
+    """
+    positions, cell, bins = atoms.positions, atoms.cell.array, round(reach / width)
+    senders, receivers, shifts = neighbor_list(positions, cell, atoms.pbc, reach)
+    vectors = positions[senders] + shifts - positions[receivers]
+    lengths = np.sqrt(np.einsum("ei,ei->e", vectors, vectors))
+    counts = np.bincount((lengths / width).astype(int), minlength=bins)[:bins]
+    scale = abs(np.linalg.det(cell)) / len(atoms) if atoms.pbc.all() else 1.0
+    return counts * scale / len(atoms)
+
+
+def radial_distribution(counts: np.ndarray, width: float, periodic: bool):
+    """Return the middles of bins, Å, and g(r) of mean `pair_counts`, or pairs of an atom by Å."""
+    edges = width * np.arange(len(counts) + 1)
+    shells = 4 / 3 * math.pi * np.diff(edges**3) if periodic else width
+    return edges[1:] - width / 2, counts / shells
+
+
 class Member:
     """A structure of a simulation, and the files in its folder.
 
@@ -226,33 +248,20 @@ class Member:
         if self._settings.trajectory == "xyz.gz":  # one member for each frame, of the same bytes
             data = gzip.compress(data, mtime=0)
         self._append(self._trajectory, data)
-        self._add_distances(atoms)
-
-    def _add_distances(self, atoms: ase.Atoms):
-        positions, cell, pbc = atoms.positions, atoms.cell.array, atoms.pbc
-        try:
-            senders, receivers, shifts = neighbor_list(positions, cell, pbc, REACH)
-        except DataError:  # of more pairs than fit the memory, or flown apart
-            return
-        vectors = positions[senders] + shifts - positions[receivers]
-        lengths = np.sqrt(np.einsum("ei,ei->e", vectors, vectors))
-        bins = self.distances.shape[1]
-        counts = np.bincount((lengths / WIDTH).astype(int), minlength=bins)[:bins]
-        scale = abs(np.linalg.det(cell)) / len(atoms) if pbc.all() else 1.0
-        self.distances[0] += counts * scale / len(atoms)
-        self.distances[1, 0] += 1
+        with contextlib.suppress(DataError):  # of more pairs than fit the memory, or flown apart
+            self.distances[0] += pair_counts(atoms, REACH, WIDTH)
+            self.distances[1, 0] += 1
 
     def draw(self):
         """Write the radial distribution, and draw it and the table.
 
         It is r (Å) and g(r), or the pairs of an atom by Å where not all is periodic.
         """
-        edges, periodic = WIDTH * np.arange(self.distances.shape[1] + 1), all(self.atoms.pbc)
-        shells = 4 / 3 * math.pi * np.diff(edges**3) if periodic else WIDTH
-        values = self.distances[0] / max(self.distances[1, 0], 1) / shells
+        periodic = all(self.atoms.pbc)
+        counts = self.distances[0] / max(self.distances[1, 0], 1)
+        middles, values = radial_distribution(counts, WIDTH, periodic)
         names = "r_a", "g" if periodic else "pairs_by_a"
-        middles = (edges[1:] - WIDTH / 2).round(4)
-        rows = np.stack([middles, values], axis=1).tolist()
+        rows = np.stack([middles.round(4), values], axis=1).tolist()
         write_table(self._path / DISTANCES, [dict(zip(names, row, strict=True)) for row in rows])
         plots.dynamics(self._path / TABLE, self._path / DISTANCES, self._path / PICTURE)
 

@@ -10,6 +10,7 @@ from ase.calculators.lj import LennardJones
 from ase.data import covalent_radii
 
 from eqfuse.certify import properties
+from eqfuse.md.structures import pair_counts, radial_distribution
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +79,8 @@ def test_frequency_of_two_atoms_without_cell():
 
 
 def test_radial_distribution_of_a_crystal(copper):
-    distances, values = properties.radial_distribution([copper])
+    counts = pair_counts(copper, 6.0, 0.1)
+    distances, values = radial_distribution(counts, 0.1, periodic=True)
     near = copper.cell.lengths()[0]
     shell = np.abs(distances - near).argmin()
     edges = distances[shell] - 0.05, distances[shell] + 0.05
@@ -88,7 +90,8 @@ def test_radial_distribution_of_a_crystal(copper):
 
 
 def test_pairs_of_a_molecule_are_by_distance():
-    _, values = properties.radial_distribution([ase.build.molecule("H2O")])
+    counts = pair_counts(ase.build.molecule("H2O"), 6.0, 0.1)
+    _, values = radial_distribution(counts, 0.1, periodic=False)
     assert values.sum() * 0.1 == pytest.approx(2)  # of each of three atoms
 
 

@@ -47,7 +47,9 @@ class Distill:
     start: str | None = word("structures of the material, in a file of any format", None)
     temperature: str = setting("300..1000", "K, of dynamics, from..to")
     pressure: str = setting("0", "GPa, of dynamics of crystals and liquids, from..to")
-    defects: tuple[str, ...] | None = setting(None, "to sample besides: vacancy, surface, or both")
+    defects: tuple[Literal["vacancy", "surface"], ...] | None = setting(
+        None, "to sample besides: vacancy, surface, or both"
+    )
     forces: float = setting(50.0, "meV/Å, aim of the RMSE on new trajectories", POSITIVE)
     energy: float = setting(2.0, "meV/atom, aim of the RMSE on new trajectories", POSITIVE)
     labels: int = setting(2000, "of the teacher at most, those of tests included")
@@ -62,7 +64,7 @@ class Distill:
     speed: float = setting(10.0, "of the student, in times of its teacher's", POSITIVE)
     student: str | None = setting(None, "settings of eqfuse train instead: 'model=mace lmax=1'")
     training_steps: int = setting(2000, "of a round; up to 100 times at the end", POSITIVE)
-    properties: tuple[str, ...] = setting(PROPERTIES, "to compare; 'none' for none")
+    properties: tuple[Literal["none", *PROPERTIES], ...] = setting(PROPERTIES, "to compare")
     picoseconds: float = setting(2.0, "of the dynamics that are compared", POSITIVE)
     head: str | None = setting(None, "of a teacher with several")
     python: str | None = setting(None, "of a calculator's environment", convert=schema.absolute)
@@ -73,10 +75,6 @@ class Distill:
     def __post_init__(self):
         schema.check_ranges(self, "")
         self.properties = tuple(name for name in self.properties if name != "none")
-        for name in self.properties:
-            schema.one_of("properties", name, PROPERTIES)
-        for name in self.defects or ():
-            schema.one_of("defects", name, ("vacancy", "surface"))
         self.kelvin = _range("temperature", self.temperature, POSITIVE)
         self.gpa = _range("pressure", self.pressure, schema.FINITE)
         need = FEWEST + 3 * self.new

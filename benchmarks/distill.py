@@ -20,6 +20,8 @@ from eqfuse.distill.student import errors_of, train
 from eqfuse.distill.teacher import labelled
 from eqfuse.inference import predict
 
+MINUTES = 1440.0  # of a training: all have as many steps
+
 
 def of_rattling(distillation, count: int, seed: int) -> list:
     """Return strained and rattled cells, with labels of the teacher."""
@@ -42,7 +44,8 @@ def main(folder: Path, seed: int, steps: int):
         place = distillation.work / f"{name.replace(' ', '-')}-{seed}"
         place.mkdir(exist_ok=True)
         shuffled = [given[k] for k in order]  # of which one of eight validates
-        run = train(place, shuffled, distillation.frames("atoms"), student, steps, seed=seed)
+        given = distillation.frames("atoms"), student, steps, MINUTES
+        run = train(place, shuffled, *given, seed=seed)
         text = f"{name:<10} {len(given)} labels"
         for kind in ("new", "last"):
             tests = distillation.frames(kind)

@@ -174,6 +174,7 @@ def test_large_results_ask_for_large_pages():
 
 
 FAR = """
+import ctypes
 from eqfuse.ops.backends.llvm import machine
 
 libc = ctypes.CDLL(None)

@@ -78,14 +78,13 @@ _LATE = {
     "eqfuse.inference.calculator": "Calculator Committee hessian",
     "eqfuse.inference.charges": "born_charges",
     "eqfuse.inference.commands": "format_of require_backend require_writable write_atoms",
-    "eqfuse.inference.evaluator": "Evaluator Placed Sizes evaluate_pairs near_edges "
+    "eqfuse.inference.evaluator": "Evaluator Geometry Placed Sizes evaluate_pairs near_edges "
     "strain_derivatives",
     "eqfuse.inference.lists": "Grid Needed Pairs list_structures",
     "eqfuse.inference.network": "Module Network load_networks unlike_training",
     "eqfuse.inference.predict": "Predicted Spread as_structures",
     "eqfuse.inference.programs": "Kept",
     "eqfuse.inference.spread": "spread_of_atoms with_spread",
-    "eqfuse.models.ewald": "Geometry",
 }
 _names, __getattr__, _ = late(__name__, _LATE)
 __all__ = [*_names, "descriptors", "predict"]

@@ -14,7 +14,7 @@ from eqfuse.models.radial import (
     spherical_harmonics,
 )
 from tests.ops import tiers
-from tests.ops.parity import BACKENDS, only
+from tests.ops.parity import BACKENDS, along_random_directions, assert_close, only
 
 
 @pytest.mark.parametrize("power", [1, 2, 5, 6])
@@ -58,26 +58,17 @@ def test_radial_networks_are_those_of_e3nn(few_edges, backend, hidden, monkeypat
             for k, width in enumerate(widths)
         ]
 
-    def forces(function, params):
-        return jax.grad(lambda b: sum(jnp.sum(jnp.sin(w)) for w in function(params, b)))(basis)
-
-    def results(function):
-        gradient = jax.grad(lambda p: jnp.sum(forces(function, p) ** 2))
-        return jax.jit(lambda p: (function(p, basis), gradient(p)))(params)
-
     native = backend == "llvm" and few_edges > 0
     interpreted = backend == "triton"  # as on a GPU, whatever the number of edges
     with only(backend, runs=native or interpreted, kinds={"matrices"} if native else set()):
-        found = results(networks.apply)
-    expected = results(theirs)
-    for a, b in zip(found[0], expected[0], strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-12)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-11), found[1], expected[1])
+        found = along_random_directions(networks.apply, params, basis)
+    expected = along_random_directions(theirs, params, basis)
+    assert_close(found, expected, 1e-12)
     alone = mlp.MLP((*hidden, widths[0]), jax.nn.silu, backend)
     again = alone.init(jax.random.key(0), basis)
     own = {"params": params["params"]["layer_0"]}
     assert jax.tree.map(np.shape, again) == jax.tree.map(np.shape, own)
-    np.testing.assert_allclose(alone.apply(own, basis), expected[0][0], atol=1e-12)
+    np.testing.assert_allclose(alone.apply(own, basis), expected["value"][0], atol=1e-12)
 
 
 def test_hidden_layers_of_many_edges_are_not_kept_for_the_derivatives():

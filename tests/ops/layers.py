@@ -291,7 +291,9 @@ UNSIMPLIFIED = {"simplify_irreps_internally": False}
 PARTS = {"instructions": ((0, 0), (2, 4), (1, 1)), "irreps_in": e3nn.Irreps(Linear.irreps)}
 LINEARS = {
     "plain": linear(),
-    "forced": linear(force_irreps_out=True, biases=True, gradient_normalization=0.5),
+    "forced": linear(
+        force_irreps_out=True, biases=True, path_normalization="path", gradient_normalization=0.5
+    ),
     "indexed": linear(num_indexed_weights=SETS, biases=True),
     "initializer": linear(parameter_initializer=lambda: jax.nn.initializers.uniform(0.1)),
     "channels": of_e3nn(channel_out=2, biases=True),

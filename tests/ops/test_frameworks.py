@@ -1,41 +1,27 @@
-"""`ops.haiku` and `ops.equinox`: e3nn's parameters and results."""
+"""Linears of Flax, Haiku and Equinox: e3nn's parameters and results."""
 
 import functools
 
 import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from eqfuse import ops
 from tests.child import run_python
-from tests.ops.parity import assert_close
+from tests.ops.layers import LINEARS, SETS, Linear
+from tests.ops.parity import along_random_directions, assert_close
 
-NODES, EDGES, CHANNELS = 5, 9, 3
-X, Y, OUT = e3nn.Irreps("4x0e+3x1o"), e3nn.Irreps("0e+1o"), e3nn.Irreps("5x0e+2x1o+2e")
-RNG = np.random.default_rng(0)
-SENDERS, RECEIVERS = RNG.integers(0, NODES, (2, EDGES))
-INDEX = np.array([0, 1, 2, 1, 0])
-
-# options of the Linear in Haiku, those of Equinox besides, leading axes of x, the first operand
-HAIKU = {
-    "vanilla": ({}, (NODES,), None),
-    "biases": ({"biases": True, "path_normalization": "path"}, (NODES,), None),
-    "force": ({"force_irreps_out": True, "gradient_normalization": "element"}, (NODES,), None),
-    "channels": ({"channel_out": 2}, (NODES, CHANNELS), None),
-    "indexed": ({"num_indexed_weights": 3}, (NODES,), INDEX),
-    "mixed": ({}, (NODES,), RNG.normal(size=(NODES, 4))),
-    "per channel": ({"weights_per_channel": True}, (NODES, CHANNELS), RNG.normal(size=(NODES, 4))),
-}
+X = e3nn.Irreps(Linear.irreps)
 EQUINOX = {
-    "channels": {},
+    "plain": {},
+    "forced": {},
     "indexed": {"linear_type": "indexed"},
-    "mixed": {"linear_type": "mixed", "weights_dim": 4},
-    "per channel": {"linear_type": "mixed_per_channel", "weights_dim": 4, "channel_in": CHANNELS},
+    "channels": {},
+    "weights": {"linear_type": "mixed", "weights_dim": 4},
+    "per-channel": {"linear_type": "mixed_per_channel", "weights_dim": 4, "channel_in": SETS},
 }
-OF_E3NN = ("channels", "mixed", "per channel")
-"""Those that e3nn's Linear itself computes."""
+"""Options of the Linear of Equinox, beside those that all frameworks have."""
 
 
 @pytest.fixture(autouse=True)
@@ -43,76 +29,74 @@ def _on_xla(x64, monkeypatch):
     monkeypatch.setenv("EQFUSE_BACKEND", "xla")
 
 
-def operands_of(name):
-    options, shape, first = HAIKU[name]
-    x = e3nn.normal(X, jax.random.key(1), shape, dtype=jnp.float64)
-    return options, ([x] if first is None else [jnp.asarray(first), x])
+def operands_of(case: Linear):
+    return case.arguments(*map(jnp.asarray, case.operands()[case.num_parameters :]))
 
 
-same = functools.partial(assert_close, tolerance=1e-12, least=1.0)
-"""Equal trees of equal arrays, at the rounding of float64."""
+def assert_same(found, expected):
+    """Compare trees at the rounding of float64."""
+    assert_close(found, expected, 1e-12, least=1.0)
 
 
-def with_gradients(function, params):
-    """Return the result and the gradients of the parameters for a random cotangent."""
-    out = function(params)
-    cotangent = np.random.default_rng(2).normal(size=out.shape)
-    return out, jax.grad(lambda p: jnp.sum(function(p).array * cotangent))(params)
+def assert_agree(case: Linear, function, ours, theirs):
+    """Compare values and gradients of `function(module)`, a function of parameters."""
 
+    def results(module, params):
+        return along_random_directions(function(module), params, orders=("value", "vjp"))
 
-def assert_agree(name, results, ours, theirs):
-    """Compare the results of two modules, and what computes ours."""
     with ops.recorded() as calls:
-        found = results(ours)
-    assert {call.backend for call in calls} == {"e3nn" if name in OF_E3NN else "xla"}
-    same(found, results(theirs))
+        found = results(*ours)
+    assert {call.backend for call in calls} == {"e3nn" if case.by_e3nn else "xla"}
+    expected = results(*theirs)
+    assert_same(found["value"], expected["value"])
+    assert_same(*(jax.tree.leaves(of["vjp"]) for of in (found, expected)))
 
 
-@pytest.mark.parametrize("name", HAIKU)
-def test_haiku_linear_is_e3nns(name):
-    hk = pytest.importorskip("haiku")
-    options, operands = operands_of(name)
+@pytest.mark.parametrize(
+    ("name", "framework"),
+    # initializers of Haiku are others
+    [*((name, "flax") for name in LINEARS), *((n, "haiku") for n in LINEARS if n != "initializer")],
+)
+def test_linear_is_e3nns(name, framework):
+    module, case = pytest.importorskip(framework), LINEARS[name]
+    operands = operands_of(case)
 
-    def network(cls):
-        f = lambda *o: cls(OUT, **options)(*o)  # noqa: E731
-        return hk.without_apply_rng(hk.transform(f))
+    def network(lib):
+        make = functools.partial(lib.Linear, Linear.out, **dict(case.options))
+        if framework == "flax":
+            return make()
+        return module.without_apply_rng(module.transform(lambda *o: make()(*o)))
 
-    ours, theirs = network(ops.haiku.Linear), network(e3nn.haiku.Linear)
+    pair = (ops, e3nn.flax) if framework == "flax" else (ops.haiku, e3nn.haiku)
+    ours, theirs = map(network, pair)
     params = theirs.init(jax.random.key(0), *operands)
-    same(ours.init(jax.random.key(0), *operands), params)
-    assert_agree(
-        name, lambda n: with_gradients(lambda p: n.apply(p, *operands), params), ours, theirs
-    )
+    assert_close(ours.init(jax.random.key(0), *operands), params, 0)
+    assert_agree(case, lambda n: lambda p: n.apply(p, *operands), (ours, params), (theirs, params))
 
 
-@pytest.mark.parametrize("name", HAIKU)
+@pytest.mark.parametrize("name", EQUINOX)
 def test_equinox_linear_is_e3nns(name):
-    eqx = pytest.importorskip("equinox")
-    options, operands = operands_of(name)
+    eqx, case = pytest.importorskip("equinox"), LINEARS[name]
+    operands = operands_of(case)
     if name == "channels":  # e3nn's has them on the result alone
         operands = [operands[0][:, 0]]
-    options = options | EQUINOX.get(name, {})
-    options |= {"irreps_in": X, "irreps_out": OUT, "input_dtype": jnp.float64}
+    options = dict(case.options) | EQUINOX[name]
+    options |= {"irreps_in": X, "irreps_out": Linear.out, "input_dtype": jnp.float64}
 
     theirs = e3nn.equinox.Linear(key=jax.random.key(0), **options)
     ours = ops.equinox.Linear(key=jax.random.key(0), **options)
-    same(ours._weights, theirs._weights)
-
-    def results(module):
-        arrays, rest = eqx.partition(module, eqx.is_array)
-        out, grad = with_gradients(lambda a: eqx.combine(a, rest)(*operands), arrays)
-        return out, grad._weights
-
-    assert_agree(name, results, ours, theirs)
+    assert_same(ours._weights, theirs._weights)
+    pairs = (eqx.partition(module, eqx.is_array)[::-1] for module in (ours, theirs))
+    assert_agree(case, lambda rest: lambda arrays: eqx.combine(arrays, rest)(*operands), *pairs)
 
 
 def test_errors_are_e3nns():
     pytest.importorskip("equinox")
-    module = ops.equinox.Linear(irreps_in=X, irreps_out=OUT, key=jax.random.key(0))
+    module = ops.equinox.Linear(irreps_in=X, irreps_out=Linear.out, key=jax.random.key(0))
     with pytest.raises(ValueError, match="do not match the expected irreps"):
-        module(e3nn.zeros("2x1o", (NODES,)))
+        module(e3nn.zeros("2x1o", (5,)))
     with pytest.raises(AssertionError, match="cannot be provided when 'linear_type' is 'vanilla'"):
-        module(jnp.ones((NODES, 4)), e3nn.zeros(X, (NODES,)))
+        module(jnp.ones((5, 4)), e3nn.zeros(X, (5,)))
 
 
 def test_frameworks_are_imported_only_where_they_are_asked_for():

@@ -18,7 +18,6 @@ from tests.ops.parity import BACKENDS, UNOPTIMIZED, assert_close, derivatives, i
 ROWS, IRREPS, OUT = 7, Linear.irreps, Linear.out
 KERNELS = ("plain", "forced", "indexed")
 """Those that differ in what kernels of Triton are given."""
-BY_DEFAULT = ("forced", "indexed", "initializer", "weights", "instructions")
 
 
 @pytest.fixture(params=BACKENDS)
@@ -29,19 +28,6 @@ def backend(request):
 def computed_by(backend):
     """Return kernels of a linear form, of which XLA has none; for what is lowered inside."""
     return only(backend, runs=backend != "xla", kinds={"matrices"})
-
-
-@pytest.mark.parametrize("name", tiers.slow_unless(BY_DEFAULT, *LINEARS))
-def test_parameters_and_irreps_are_e3nns(name, x64):
-    """The parameters are the same from one key."""
-    case = LINEARS[name]
-    args = case.arguments(*map(jnp.asarray, case.operands()[case.num_parameters :]))
-    ours, theirs = case.module("llvm"), case.module("e3nn")
-    found, params = (initial(module, *args) for module in (ours, theirs))
-    assert list(found["params"]) == list(params["params"])
-    jax.tree.map(np.testing.assert_array_equal, found, params)
-    outputs = (jax.eval_shape(module.apply, params, *args) for module in (ours, theirs))
-    assert len({out.irreps for out in outputs}) == 1
 
 
 @pytest.mark.slow

@@ -92,7 +92,8 @@ class Case(Random):
       shape_x, shape_y: leading axes, for the products without a graph.
       zero_x, zero_y: the blocks of the operands that are zero by structure.
       weighted: whether there are weights, on a graph.
-      shared: which of "y" and "w" is one row for all edges, on a graph.
+      shared: which of "y" and "w" is one row for all edges, on a graph; "p" if the paths of an edge
+        share one weight.
     """
 
     op: str
@@ -149,6 +150,8 @@ class Case(Random):
     @property
     def sums(self) -> dict[str, int]:
         """Return how many rows the gradient of each operand is summed over, if one serves all."""
+        if self.shared == "p":
+            return {"w": self.products.num_irreps}
         if self.on_graph:
             return dict.fromkeys(self.shared, len(self.graph.pairs))
         rows = math.prod(np.broadcast_shapes(self.shape_x, self.shape_y))
@@ -167,7 +170,8 @@ class Case(Random):
         if len(self.names) == 2:
             return x, y, out
         of_all = () if self.channelwise else (1,)
-        return x, y, (*(of_all if "w" in self.shared else edges), self.products.num_irreps), out
+        paths = 1 if self.shared == "p" else self.products.num_irreps
+        return x, y, (*(of_all if "w" in self.shared else edges), paths), out
 
     def operands(self, seed: int = 0, held_by=np.float32) -> tuple[np.ndarray, ...]:
         """Return random arrays, which are zero where the case says so."""
@@ -404,6 +408,7 @@ GRAPH = {
     "unweighted": _graph("8x0e+8x1o", "0e+1o", weighted=False),
     "one-y": _graph("8x0e+8x1o", "0e+1o", shared="y"),
     "one-w": _graph("5x0e+5x1o", "0e+1o", shared="w"),
+    "one-path": _graph("5x0e+5x1o", "0e+1o", shared="p"),
     "one-y-and-w": _graph("5x0e+5x1o", "0e+1o", shared="yw"),
     "one-y-many-by-many": _graph("5x0e+5x1o", "5x0e+6x1o", keep="0e+1o", shared="y"),
     "no-edges": _graph("8x0e+8x1o", "0e+1o", graph=NO_EDGES),

@@ -20,24 +20,17 @@ from tests.ops.parity import (
     only,
 )
 
-all_backends = pytest.mark.parametrize("backend", BACKENDS)
-kernels = pytest.mark.parametrize("backend", tiers.KERNELS)
 CASE = GRAPH["mul-5"]
 
 
-def value_and_gradients(function, operands):
-    """Return them for a random cotangent, in float64."""
-    with jax.enable_x64(True):
-        found = along_random_directions(function, *operands, orders=("value", "vjp"))
+def everything(case: Case, backend: str, operands):
+    """Return the value and the gradients for a random cotangent, in float64."""
+    with only(backend), jax.enable_x64(True):
+        found = along_random_directions(case.function(backend), *operands, orders=("value", "vjp"))
     return jax.tree.map(np.asarray, (found["value"], *found["vjp"]))
 
 
-def everything(case: Case, backend: str, operands):
-    with only(backend):
-        return value_and_gradients(case.function(backend), operands)
-
-
-@all_backends
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_isolated_nodes_padding_and_the_order_of_edges(backend):
     """Edges of zero y or zero weight from a padding node to itself add exactly nothing."""
     x, y, w = CASE.operands()
@@ -65,38 +58,6 @@ def test_isolated_nodes_padding_and_the_order_of_edges(backend):
     # the same sums of at most three terms in another order
     for a, b in zip(found, (value, dx, dy[order], dw[order]), strict=True):
         assert error(a, b) <= 1e-14 * largest(b)
-
-
-@kernels
-def test_edges_may_be_arguments_and_may_be_made_inside_jit(backend):
-    operands = tuple(a.astype(np.float32) for a in CASE.operands())
-    expected = CASE.reference(*operands)
-
-    def product(edges, x, y, w):
-        x, y = CASE.irreps_arrays(x, y)
-        return ops.graph_tensor_product(x, y, w, edges, backend=backend).array
-
-    def with_arrays(senders, receivers, *operands):
-        return product(ops.Edges.from_arrays(senders, receivers, SMALL.num_nodes), *operands)
-
-    with only(backend):
-        given = jax.jit(product)(SMALL.edges(), *operands)
-        made = jax.jit(with_arrays)(SMALL.senders, SMALL.receivers, *operands)
-    assert error(given, expected) <= 8 * np.finfo(np.float32).eps * largest(expected)
-    np.testing.assert_array_equal(made, given)
-
-
-@kernels
-def test_one_weight_for_all_paths_of_an_edge(backend):
-    """Its gradient is a sum; one for a path of all edges is the case one-w of test_products.py."""
-    x, y, w = CASE.operands()
-
-    def reference(x, y, w):
-        return CASE.reference(x, y, jnp.broadcast_to(w, CASE.shapes()[2]))
-
-    operands = x, y, w[:, :1]
-    expected = value_and_gradients(reference, operands)
-    assert_close(everything(CASE, backend, operands), expected, 1e-12)
 
 
 @pytest.mark.parametrize("backend", tiers.NATIVELY)

@@ -36,7 +36,7 @@ KINDS = {
         cases.GRAPH,
         of_backends(
             "mul-33 mul-600 one-w many-by-many l3 not-regrouped unweighted one-y no-edges "
-            "one-by-many zero-blocks"
+            "one-by-many zero-blocks one-path"
         ),
     ),
     "elementwise": (ELEMENTWISE, of_backends("mul-33 cut-blocks one-y no-rows")),

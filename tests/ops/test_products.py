@@ -113,7 +113,7 @@ def test_value_and_derivatives(name, dtype, way, request):
 
 
 HALF = ["product: mul-5", "graph: mul-5", "channelwise: graph", "contraction: own-weights"]
-HALF += ["interpolate: two-tables"]
+HALF += ["interpolate: two-tables", "linear: plain", "linear: indexed"]
 MORE = ["elementwise: mul-5", "product: norm", "product: one-y", "graph: one-w", "graph: mul-600"]
 
 

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqfuse.ops.backends import xla as definition
 from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.llvm.layout import Machine
 from eqfuse.ops.ir.form import Form, Operand, Path, Segment, SegmentRef, derivatives
@@ -139,22 +138,6 @@ def test_a_set_out_of_range_is_an_error(wrong):
     index = jnp.asarray([0, 1, wrong, 2, 0], jnp.int32)
     with pytest.raises(jax.errors.JaxRuntimeError, match=rf"index\[2\] is {wrong}, outside"):
         jax.block_until_ready(forms.evaluate_linear(linear_form, arrays, index, 5, "llvm"))
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_narrow_dtypes_are_computed_in_float32(dtype):
-    linear_form = linear(8, 3)
-    rng = np.random.default_rng(0)
-    arrays = [
-        jnp.asarray(rng.normal(size=linear_form.shape(o, 5)), dtype) for o in linear_form.inputs
-    ]
-    [found] = forms.evaluate_linear(linear_form, arrays, None, 5, "llvm")
-    [exact] = definition.evaluate_linear_form(
-        linear_form, [a.astype(jnp.float32) for a in arrays], None, 5
-    )
-    assert found.dtype == dtype
-    rounding = float(jnp.finfo(dtype).eps)
-    np.testing.assert_allclose(found.astype(jnp.float32), exact, rtol=rounding)
 
 
 def test_matrices_that_rows_choose_are_transposed_by_the_kernel(x64):

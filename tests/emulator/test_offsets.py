@@ -12,11 +12,11 @@ from eqfuse.ops import Edges, TensorProductLinear, _edges
 from eqfuse.ops.backends.triton import primitive as linear_launches
 from eqfuse.ops.backends.triton.compile import compile_kernel
 from eqfuse.ops.ir import linear as linears
-from eqfuse.ops.ir import products
 from eqfuse.ops.ir.form import Index, derivatives
 from eqfuse.ops.primitives import forms
 from tests.emulator.machine import Machine
 from tests.ops import tiers
+from tests.ops.cases import product_form
 
 pytest.importorskip("triton", reason="triton, which compiles the kernels, is not installed")
 
@@ -51,10 +51,7 @@ def product(order: str, on_graph: bool, rows_only: bool = False):
 
     With `rows_only`, only gradients of rows are wanted, so that nothing is summed over edges.
     """
-    found = products.tensor_product(
-        e3nn.Irreps("64x0e"), e3nn.Irreps("0e"), None, "component", weighted=True, on_graph=on_graph
-    )
-    form = derivatives(found.form)[order]
+    form = derivatives(product_form("64x0e", "0e", on_graph=on_graph))[order]
     if rows_only:
         form = form.restrict(tuple(o.index is Index.ROW for o in form.outputs))
 

@@ -12,6 +12,8 @@ import numpy as np
 
 from eqfuse import ops
 from eqfuse.ops import _reference
+from eqfuse.ops.ir import products
+from eqfuse.ops.ir.form import Form
 
 BOTH2 = "{n}x0e+{n}x0o+{n}x1e+{n}x1o+{n}x2e+{n}x2o"
 
@@ -20,6 +22,14 @@ def random_arrays(shapes, seed: int, held_by=np.float32) -> tuple[np.ndarray, ..
     """Return normal numbers that `held_by` can hold, in float64."""
     rng = np.random.default_rng(seed)
     return tuple(rng.normal(size=s).astype(held_by).astype(np.float64) for s in shapes)
+
+
+def product_form(x, y="0e+1o", keep=None, on_graph=True, weighted=True) -> Form:
+    """Return the form of a product, which keeps the irreps of `keep`."""
+    irreps = e3nn.Irreps(x), e3nn.Irreps(y)
+    kept = None if keep is None else tuple(ir for _, ir in e3nn.Irreps(keep))
+    options = {"weighted": weighted, "on_graph": on_graph}
+    return products.tensor_product(*irreps, kept, "component", **options).form
 
 
 @dataclasses.dataclass(frozen=True)

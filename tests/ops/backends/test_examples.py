@@ -16,13 +16,9 @@ from eqfuse.ops.ir import linear, products
 from eqfuse.ops.ir.form import Operand, Segment
 from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.ir.program import Array, Elementwise, Program
+from tests.ops.cases import product_form
 
 MACHINE = layout.Machine(vector_bytes=16, registers=16)
-
-
-def product(x: str, y: str, keep: str, **options):
-    irs = tuple(ir for _, ir in e3nn.Irreps(keep))
-    return products.tensor_product(e3nn.Irreps(x), e3nn.Irreps(y), irs, "component", **options)
 
 
 def mixing(irreps: str):
@@ -71,16 +67,16 @@ def sequence() -> str:
 
 
 def on_graph() -> str:
-    of_edges = product("32x0e", "1o", "1o", weighted=True, on_graph=True).form
-    [kernel] = form.kernels(of_edges, "float32")
+    [kernel] = form.kernels(product_form("32x0e", "1o", "1o"), "float32")
     return kernel.spec.source
 
 
 def layer_of_rows() -> str:
-    of_rows, mixed = product("32x0e", "0e", "0e"), mixing("32x0e")
+    of_rows = product_form("32x0e", "0e", "0e", on_graph=False, weighted=False)
+    mixed = mixing("32x0e")
     functions = dict.fromkeys(("even_act", "even_gate_act"), jax.nn.relu)
     gate = activations.gate(mixed.irreps_out, normalize_act=False, **functions)
-    return fused_rows.forward(Fused.build(of_rows.form, mixed, gate, False), "float32").spec.source
+    return fused_rows.forward(Fused.build(of_rows, mixed, gate, False), "float32").spec.source
 
 
 EXAMPLES = {

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.gpu.cases import CASES
 from eqfuse.ops.ir import contraction, products
 from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef, derivatives
+from tests.ops.cases import product_form
 
 
 def evaluate(form: Form, arrays: dict, senders=None, receivers=None, num_nodes=0):
@@ -72,18 +73,6 @@ def test_counts_are_the_published_ones(name, paths, terms):
     assert form.num_terms == terms
 
 
-def small(on_graph=True, weighted=True, **options):
-    return products.tensor_product(
-        e3nn.Irreps("2x0e+3x1o"),
-        e3nn.Irreps("1o+0e"),
-        None,
-        "component",
-        weighted=weighted,
-        on_graph=on_graph,
-        **options,
-    ).form
-
-
 def test_paths_of_the_same_factors_are_merged():
     """The derivative of 3 a a is 6 a t_a: one path, whose terms are added."""
     a = Operand("a", 1, (Segment(0, 1, 1, 1),), channels=True)
@@ -95,17 +84,20 @@ def test_paths_of_the_same_factors_are_merged():
     assert dataclasses.replace(form, paths=(square, opposite)).merged().paths == ()
 
 
+SMALL = "2x0e+3x1o", "1o+0e"
+
+
 def test_equal_products_have_equal_forms():
     """Built apart, they compare and hash alike, so that kernels are found again."""
     products.tensor_product.cache_clear()
-    first = [*derivatives(small()).values()]
+    first = [*derivatives(product_form(*SMALL)).values()]
     products.tensor_product.cache_clear()
-    second = [*derivatives(small()).values()]
+    second = [*derivatives(product_form(*SMALL)).values()]
     for one, other in zip(first, second, strict=True):
         assert one is not other
         assert one == other
         assert hash(one) == hash(other)
-    assert first[0] != small(weighted=False)
+    assert first[0] != product_form(*SMALL, weighted=False)
     assert len({*first, *second}) == 3
 
 

@@ -14,13 +14,12 @@ from eqfuse import ops
 from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.llvm.form import generate
 from eqfuse.ops.backends.llvm.layout import Machine
-from eqfuse.ops.ir import products
 from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef, derivatives
 from eqfuse.ops.primitives.forms import evaluate
 from tests.ops import tiers
-from tests.ops.cases import Case, Graph
+from tests.ops.cases import Case, Graph, product_form
 from tests.ops.ir.test_form import evaluate as definition
-from tests.ops.parity import only
+from tests.ops.parity import assert_close, only
 
 NODES, EDGES = 9, 40
 REFUSED = (ValueError, jax.errors.JaxRuntimeError)  # as JAX turns the code of an error into one
@@ -75,6 +74,27 @@ def random_form(rng, on_graph: bool) -> Form:
     return Form(tuple(inputs), tuple(outputs), tuple(paths))
 
 
+def run(form: Form, edges=None, num_rows: int = 7, dtype=np.float64):
+    """Return what native kernels compute of a form from random operands, and these by name."""
+    rows, nodes = (num_rows, 0) if edges is None else (edges.num_edges, edges.num_nodes)
+    rng = np.random.default_rng(1)
+    arrays = {
+        o.name: rng.normal(size=(o.index.count(rows, nodes), o.size)).astype(dtype)
+        for o in form.inputs
+    }
+    with jax.enable_x64(dtype == np.float64):
+        found = evaluate(form, list(arrays.values()), edges, backend="llvm")
+        return jax.tree.map(np.asarray, found), arrays
+
+
+def assert_is_definition(form: Form, edges=None, num_rows=7, tolerance=1e-13, least=0.0):
+    """Compare a form with its definition in float64; tolerances are of the largest element."""
+    found, arrays = run(form, edges, num_rows)
+    graph = () if edges is None else (edges.senders, edges.receivers, edges.num_nodes)
+    expected = definition(form, arrays, *graph)
+    assert_close(found, [expected[o.name] for o in form.outputs], tolerance, least)
+
+
 @pytest.mark.parametrize("seed", tiers.slow_unless(range(12), *range(48)))
 def test_random_forms_and_their_gradients(seed, monkeypatch, x64):
     """Also with the vectors of smaller processors, which every larger one can run."""
@@ -88,22 +108,9 @@ def test_random_forms_and_their_gradients(seed, monkeypatch, x64):
     form = random_form(rng, on_graph)
     edges = random_edges(rng) if on_graph else None
     for part in (form, derivatives(form)["backward"]):
-        used = part.used_inputs()
-        part = part.drop_inputs(used)
-        arrays = {}
-        for o in part.inputs:
-            arrays[o.name] = rng.normal(size=(o.index.count(EDGES, NODES), o.size))
-        if not part.on_graph:
-            graph, expected = None, definition(part, arrays)
-        else:
-            graph = edges
-            expected = definition(part, arrays, edges.senders, edges.receivers, NODES)
+        part = part.drop_inputs(part.used_inputs())
         with only("llvm"):
-            found = evaluate(part, list(arrays.values()), graph, backend="llvm")
-        for operand, array in zip(part.outputs, found, strict=True):
-            exact = expected[operand.name]
-            scale = max(1.0, abs(exact).max())
-            np.testing.assert_allclose(array, exact, rtol=0, atol=1e-12 * scale, err_msg=repr(part))
+            assert_is_definition(part, edges if part.on_graph else None, EDGES, 1e-12, least=1.0)
 
 
 def assert_bitwise(found, expected):
@@ -169,9 +176,7 @@ class Call:
     dtype = np.float32
 
     def __init__(self):
-        irreps = e3nn.Irreps("3x0e+3x1o"), e3nn.Irreps("0e+1o")
-        product = products.tensor_product(*irreps, None, "component", weighted=True, on_graph=True)
-        self.form = derivatives(product.form)["double"]  # by row, by sender and by receiver
+        self.form = derivatives(product_form("3x0e+3x1o"))["double"]  # by row, sender and receiver
         self.module = generate(self.form, "float32", machine.machine())
         machine.register(self.module.name, self.module.text)
         edges = random_edges(np.random.default_rng(4))

@@ -22,9 +22,9 @@ from eqfuse.ops import _host
 from eqfuse.ops import shared_library as library
 from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.llvm.form import generate
-from eqfuse.ops.ir import products
 from eqfuse.ops.ir.form import derivatives
 from tests.child import run_python
+from tests.ops.cases import product_form
 
 PRODUCT = """
 import e3nn_jax as e3nn, jax.numpy as jnp, numpy as np
@@ -288,9 +288,8 @@ def test_a_kernel_that_does_not_compile_is_an_error():
 @pytest.mark.parametrize(("mul", "wide_lanes"), [(32, 16), (24, 8)])
 def test_kernels_recorded_for_two_machines(mul, wide_lanes):
     """The second has wider vectors, but where its copies of rows would have another size."""
-    irreps = e3nn.Irreps(f"{mul}x0e+{mul}x1o"), e3nn.Irreps("0e+1o")
-    form = products.tensor_product(*irreps, None, "component", weighted=True, on_graph=True).form
-    written = functools.partial(generate, derivatives(form)["double"], "float32")
+    form = derivatives(product_form(f"{mul}x0e+{mul}x1o"))["double"]
+    written = functools.partial(generate, form, "float32")
     machines = machine.Machine(32, 16), machine.Machine(64, 32)
     with machine.recording(machines, "_here") as texts:
         module = machine.write(written)

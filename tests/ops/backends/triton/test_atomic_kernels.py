@@ -11,11 +11,10 @@ import pytest
 
 from benchmarks.gpu.cases import CASES
 from eqfuse import ops
-from eqfuse.ops.ir import products
 from eqfuse.ops.ir.form import Index, derivatives
 from eqfuse.ops.primitives import forms, lowering, measured, measuring
 from tests.ops import tiers
-from tests.ops.cases import SMALL
+from tests.ops.cases import SMALL, product_form
 
 pytest.importorskip("triton", reason="the interpreter is part of triton")
 import tests.interpreter  # noqa: F401  (runs backend "triton" on this CPU)
@@ -23,9 +22,7 @@ from eqfuse.ops.backends.triton import form as plan
 from eqfuse.ops.backends.triton.compile import compile_kernel
 
 VARIABLE = "EQFUSE_DETERMINISTIC"
-ODD = products.tensor_product(
-    *map(e3nn.Irreps, ("5x0e+3x1o", "0e+1o")), None, "component", weighted=True, on_graph=True
-).form
+ODD = product_form("5x0e+3x1o")
 
 
 def sources(form, chosen) -> list[str]:

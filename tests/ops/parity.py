@@ -165,7 +165,7 @@ def assert_one_rounding(case: Case, dtype, backend: str):
     """
     exact = reference(case, np.float64, dtype, orders=2)
     e3nn_float32 = reference(case, np.float32, dtype, orders=2)
-    with only(backend, runs=case.runs(backend)):
+    with only(backend):
         found = derivatives(case.function(backend), case, dtype, dtype, orders=2)
     unit, smallest = float(jnp.finfo(dtype).eps) / 2, float(jnp.finfo(dtype).smallest_subnormal)
     for name, values in exact.items():

@@ -122,6 +122,8 @@ MORE = ["elementwise: mul-5", "product: norm", "product: one-y", "graph: one-w",
 @pytest.mark.parametrize("name", tiers.slow_unless(HALF, *HALF, *MORE))
 def test_half_precision_is_rounded_once(name, dtype, backend):
     """The gradient of y of many channels on a graph is a sum over blocks of channels."""
+    if not CASES[name].runs(backend):
+        pytest.skip("XLA has no kernels of Linears, and rounds as it likes")
     assert_one_rounding(CASES[name], dtype, backend)
 
 

@@ -103,6 +103,7 @@ def test_settings_are_written_in_one_way_by_every_command(name, tmp_path, monkey
 
 CHOOSE = f"choose one of {', '.join(COMMANDS)}"
 PREDICT = "eqfuse predict RUN FILE"
+WORDS = ["predict", "a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -113,22 +114,13 @@ PREDICT = "eqfuse predict RUN FILE"
         (["x\n"], f"'x\\n' is not a command of eqfuse; {CHOOSE}\n"),
         (["predict"], f"RUN is missing: {PREDICT} [OUT] [name=value ...]; see --help"),
         (["predict", "a"], f"FILE is missing: {PREDICT}"),
-        (["predict", "a", "b", "c", "d"], f"d is one too many: {PREDICT}"),
-        (["predict", "a", "b", "--head"], "--head needs a value: head=VALUE"),
-        (["predict", "a", "b", "--head", "--dtype=float32"], "--head needs a value: head=VALUE"),
-        (["predict", "a", "b", "-x=1"], "-x=1 is not a setting; write it as name=value"),
-        (
-            ["predict", "a", "b", "dtype=half"],
-            "dtype=half is unknown; choose from: float32, float6",
-        ),
-        (
-            ["predict", "a", "b", "batch_size=0"],
-            "batch_size=0 is impossible: it must be finite and",
-        ),
-        (
-            ["predict", "a", "b", "batch_size=1.5"],
-            "batch_size=1.5 is impossible: it must be a whole",
-        ),
+        ([*WORDS, "c", "d"], f"d is one too many: {PREDICT}"),
+        ([*WORDS, "--head"], "--head needs a value: head=VALUE"),
+        ([*WORDS, "--head", "--dtype=float32"], "--head needs a value: head=VALUE"),
+        ([*WORDS, "-x=1"], "-x=1 is not a setting; write it as name=value"),
+        ([*WORDS, "dtype=half"], "dtype=half is unknown; choose from: float32, float6"),
+        ([*WORDS, "batch_size=0"], "batch_size=0 is impossible: it must be finite and"),
+        ([*WORDS, "batch_size=1.5"], "batch_size=1.5 is impossible: it must be a whole"),
         (["predict", "a\0", "b"], "RUN='a\\x00' is impossible: it must be without NUL characters"),
         (["train", "layer=3"], "layer is not a setting of this run"),
         (["info", "a", "FILE"], "FILE is one too many: eqfuse info [RUN]"),

@@ -64,21 +64,19 @@ def test_cuda_that_does_not_start_is_one_line_with_advice(error, advice):
     assert record.exc_info is None
 
 
+OF_USER = {_startup._SKIP: "", "JAX_PLATFORMS": "cuda"}
+
+
+@pytest.mark.parametrize("user", [{}, OF_USER])
 @pytest.mark.parametrize("name", ["nvidia0", "nvidiactl", "dxg", "nvhost-gpu", None])
-def test_only_a_check_is_skipped_and_only_without_a_gpu(tmp_path, monkeypatch, name):
+def test_only_a_check_is_skipped_and_only_without_a_gpu(tmp_path, monkeypatch, name, user):
+    """What a user has set is kept."""
     monkeypatch.setattr(_startup, "DEVICES", tmp_path)
-    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setattr(os, "environ", dict(user))
     if name is not None:
         (tmp_path / name).touch()
     _startup.silence_cuda_plugin()
-    assert os.environ == ({} if name else {_startup._SKIP: "1"})
-
-
-def test_startup_keeps_the_users_settings(tmp_path, monkeypatch):
-    monkeypatch.setattr(_startup, "DEVICES", tmp_path)
-    monkeypatch.setattr(os, "environ", {_startup._SKIP: "", "JAX_PLATFORMS": "cuda"})
-    _startup.silence_cuda_plugin()
-    assert os.environ == {_startup._SKIP: "", "JAX_PLATFORMS": "cuda"}
+    assert os.environ == (user if name or user else {_startup._SKIP: "1"})
 
 
 def test_startup_imports_sympy_when_it_is_read():

@@ -19,6 +19,7 @@ from eqfuse.data.checks_of_labels import hessians
 from eqfuse.data.readers.ase_files import of_atoms
 from eqfuse.data.remarks import APERIODIC, remarks_of, unread
 from tests.fuzz.labels import FAULTS, PUBLISHED, RIGHT, labelled, made, planted, reported
+from tests.inference.conftest import slope_of_forces
 from tests.small_runs import prepared, rewritten, write_displaced
 
 # Sources of a fault: the embedded molecule, and one in cells that are not symmetric.
@@ -166,25 +167,17 @@ def test_reference_energies_of_another_unit_or_code(references, energies, messag
     assert all(message in text for text in found)
 
 
-def second_derivatives(atoms) -> np.ndarray:
-    """Return the Hessian of EMT by differences, [n_atoms, 3, n_atoms, 3] eV/Å^2."""
-    out = np.zeros((len(atoms), 3, len(atoms), 3))
-    for a, i in np.ndindex(len(atoms), 3):
-        for step in (1e-4, -1e-4):
-            moved = atoms.copy()
-            moved.positions[a, i] += step
-            out[a, i] -= EMT().get_forces(moved) / (2 * step)
-    return (out + out.transpose(2, 3, 0, 1)) / 2
-
-
 @pytest.fixture(scope="module")
 def stiff() -> list[Structure]:
+    """Return frames with the Hessians of EMT, by differences."""
     rng, frames = np.random.default_rng(0), []
     for _ in range(3):
         atoms = ase.build.molecule("CH3OH")
         atoms.positions += 0.05 * rng.normal(size=atoms.positions.shape)
-        hessian = second_derivatives(atoms)
-        frames.append(dataclasses.replace(labelled(atoms, EMT()), hessian=hessian))
+        frame = labelled(atoms, EMT())
+        rows = [[slope_of_forces(atoms, a, i) for i in range(3)] for a in range(len(atoms))]
+        hessian = (np.array(rows) + np.transpose(rows, (2, 3, 0, 1))) / 2
+        frames.append(dataclasses.replace(frame, hessian=hessian))
     return frames
 
 

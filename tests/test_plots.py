@@ -35,6 +35,13 @@ def test_dynamics_say_why_the_temperature_is_another(mean, said, tmp_path, figur
     assert ("where 300 K were given" in text) == said
 
 
+def pairs_of(numbers, forces):
+    """Return labels of a frame, as they are and as predicted."""
+    others = {"energy": None, "stress": None, "num_atoms": len(numbers)}
+    frame = SimpleNamespace(numbers=np.array(numbers), forces=forces, **others)
+    return [(frame, frame)]
+
+
 @pytest.mark.parametrize(
     ("numbers", "names"),
     [
@@ -46,9 +53,7 @@ def test_dynamics_say_why_the_temperature_is_another(mean, said, tmp_path, figur
 def test_parity_colours_forces_by_element(numbers, names, figures):
     forces = np.arange(3.0 * len(numbers)).reshape(-1, 3)
     forces[0, 0] = np.nan  # unknown, and left out with its element
-    common = {"forces": forces, "energy": None, "stress": None, "num_atoms": len(numbers)}
-    structure = SimpleNamespace(numbers=np.array(numbers), **common)
-    plots.parity([(structure, structure)], None)
+    plots.parity(pairs_of(numbers, forces), None)
     [axes] = figures[0].axes
     legend = axes.get_legend()
     shown = [] if legend is None else [text.get_text() for text in legend.get_texts()]
@@ -76,3 +81,16 @@ def test_a_spread_within_a_decade_has_labels_that_do_not_overlap(figures):
     boxes.sort(key=lambda box: box.x0)
     assert len(boxes) > 1
     assert all(a.x1 < b.x0 for a, b in itertools.pairwise(boxes))
+
+
+def test_titles_of_pictures_are_no_formulas(tmp_path):
+    file = tmp_path / "a.png"
+    plots.parity(pairs_of([1], np.zeros((1, 3))), file, r"a$\frac{$")  # no error of mathtext
+    assert file.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("text", ["", "epoch,val_loss\n", "epoch,val_loss\n1\n"])
+def test_pictures_of_metrics_that_were_cut_off(tmp_path, text):
+    (tmp_path / "metrics.csv").write_text(text)
+    with pytest.raises(ValueError, match="no whole line in"):
+        plots.learning_curves(tmp_path / "metrics.csv", tmp_path / "learning.png")

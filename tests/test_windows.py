@@ -1,6 +1,5 @@
 """What works on Windows, of which Linux here is made to look: nothing ran there."""
 
-import ase.build
 import ase.io
 import numpy as np
 import pytest
@@ -8,6 +7,7 @@ import pytest
 import eqfuse
 from tests.child import ROOT, run_python
 from tests.lammps.untrained import untrained_run
+from tests.small_runs import copper_cell
 
 LIKE_WINDOWS = """
 import importlib, multiprocessing, os, pathlib, signal, sys
@@ -62,9 +62,7 @@ def windows(tmp_path, monkeypatch):
 def test_forces_on_windows(tmp_path, windows):
     """Ops run by XLA, which is said once."""
     run, file = untrained_run(tmp_path), tmp_path / "copper.extxyz"
-    atoms = ase.build.bulk("Cu", cubic=True)
-    atoms.rattle(0.05, seed=0)
-    ase.io.write(file, atoms)
+    ase.io.write(file, copper_cell())
     backend, *warned = windows(FORCES, run, file).stdout.splitlines()
     assert backend == "xla"
     assert warned == [

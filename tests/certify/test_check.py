@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 import sys
+from types import SimpleNamespace
 
 import ase.build
 import ase.io
@@ -16,6 +17,7 @@ from eqfuse.certify.check import Certificate, drift
 from eqfuse.certify.checks import CHECKS, Row, worst_of
 from eqfuse.certify.compare import compare
 from eqfuse.certify.questions import _slope
+from eqfuse.certify.report import Report
 from eqfuse.certify.subjects import Run, Subject
 from eqfuse.convert import convert
 from tests.certify.calculators import Folded, Listed, Soft
@@ -217,6 +219,16 @@ def test_a_calculator_of_another_process_is_checked_and_reported(calculator_file
     assert known["precision"] == "float64"
     assert {row["check"] for row in known["checks"]} <= set(CHECKS)
     assert known["versions"]["python"]
+
+
+def test_a_page_escapes_names(tmp_path):
+    name = "a|b\n# *c* [d](e) <img src=x>`"
+    subject = SimpleNamespace(name=name, versions=lambda: {"x": "1"})
+    known = {"precision": "float64", "elements": [1], "walks": [], "energies": []}
+    own = Report(SimpleNamespace(subject=subject, **known), SimpleNamespace(file=name))
+    own.write(tmp_path / "a.html", None)
+    page = (tmp_path / "a.html").read_text()
+    assert r"<h1>Check of a|b\n# *c* [d](e) &lt;img src=x&gt;`</h1>" in page
 
 
 @pytest.mark.parametrize(

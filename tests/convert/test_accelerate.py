@@ -14,6 +14,7 @@ from ase.calculators.mixing import SumCalculator
 
 import eqfuse
 from eqfuse.convert.accelerate import Differs, rounding
+from tests.small_runs import copper_cell
 
 PROGRAMS = "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"
 
@@ -194,8 +195,6 @@ def test_accelerated_calculators_of_other_programs(program, shared_data):
     else:
         file = shared_data / "networks" / "nequix-mp-1.nqx"
         theirs = module.NequixCalculator(model_path=file, use_kernel=False)
-    atoms = ase.build.bulk("Cu", cubic=True)
-    atoms.rattle(0.05)
-    energy, forces = in_turn(theirs, [atoms])
+    energy, forces = in_turn(theirs, [copper_cell()])
     assert energy < 1e-5
     assert forces < 1e-4

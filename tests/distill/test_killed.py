@@ -1,9 +1,7 @@
 """A distillation that is killed, at any moment, ends with the numbers of one that was not."""
 
-import os
 import signal
 import subprocess
-import sys
 import time
 
 import ase.build
@@ -15,7 +13,7 @@ import pytest
 from eqfuse.distill.rounds import KINDS
 from eqfuse.runs import Frames, read_table
 from eqfuse.runs.checkpoint import read_checkpoint
-from tests.child import ROOT
+from tests.child import start_python
 from tests.distill.conftest import TEACHER
 
 TINY = """batch=16 new=4 atoms=4 trajectories=2 minutes=1e6 temperature=300..600 properties=none
@@ -24,9 +22,7 @@ STUDENT = "student=channels=2 layers=1 training.validate_every=2"
 
 
 def begin(*arguments):
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-m", "eqfuse", "distill", *map(str, arguments)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    return start_python("-m", "eqfuse", "distill", *arguments, stdout=subprocess.DEVNULL)
 
 
 def labels_of(folder) -> dict[str, list]:

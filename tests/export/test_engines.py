@@ -15,34 +15,12 @@ from ase.md.velocitydistribution import thermalize_momenta
 from ase.md.verlet import VelocityVerlet
 
 import eqfuse
-from tests.child import ROOT
+from tests.child import ROOT, start_python
 from tests.lammps.untrained import untrained_run
 
 PAGE = (ROOT / "docs" / "how-to" / "engines.md").read_text(encoding="utf-8")
 CLIENT, OPENMM = re.findall(r"```python not-executed\n(.*?)```", PAGE, re.DOTALL)
-IPI = """
-<simulation verbosity="low">
-  <output prefix="out">
-    <trajectory filename="x" stride="50" format="xyz" cell_units="angstrom">
-      positions{angstrom}
-    </trajectory>
-    <properties stride="1" filename="p"> [potential{electronvolt}, conserved{electronvolt}]
-    </properties>
-  </output>
-  <total_steps>50</total_steps>
-  <ffsocket mode="unix" name="eqfuse"><address>NAME</address></ffsocket>
-  <system>
-    <initialize nbeads="1">
-      <file mode="ase" units="angstrom">start.xyz</file>
-      <velocities mode="manual">VELOCITIES</velocities>
-    </initialize>
-    <forces><force forcefield="eqfuse"/></forces>
-    <motion mode="dynamics"><fixcom>False</fixcom>
-      <dynamics mode="nve"><timestep units="femtosecond">0.5</timestep></dynamics>
-    </motion>
-  </system>
-</simulation>
-"""
+IPI = Path(__file__).with_name("ipi.xml").read_text(encoding="utf-8")
 
 
 def water() -> ase.Atoms:
@@ -65,8 +43,7 @@ def client(place, run, atoms, name: str) -> subprocess.Popen:
     (place / "runs").mkdir()
     (place / "runs" / "first").symlink_to(run)
     (place / "client.py").write_text(CLIENT.replace('"eqfuse"', f'"{name}"'))
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.Popen([sys.executable, "client.py"], cwd=place, env=environment)
+    return start_python("client.py", cwd=place)
 
 
 @pytest.mark.parametrize("periodic", [True, False])

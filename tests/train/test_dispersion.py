@@ -1,6 +1,5 @@
 """Training on labels less DFT-D3, and all that uses such a run: it adds it, or refuses by name."""
 
-import ase.build
 import ase.io
 import jax
 import numpy as np
@@ -17,7 +16,7 @@ from eqfuse.runs.errors import ConfigError
 from eqfuse.train import load_run
 from eqfuse.train.dispersion import Dispersion
 from eqfuse.train.sources import DataSettings
-from tests.small_runs import refused, rewritten, rows_of, train_on_copper
+from tests.small_runs import copper_cell, refused, rewritten, rows_of, train_on_copper
 
 pytest.importorskip("dftd3")
 D3 = Dispersion.parse("d3(bj)")
@@ -55,9 +54,7 @@ def runs(copper, added, tmp_path_factory):
 
 @pytest.fixture
 def atoms():
-    atoms = ase.build.bulk("Cu", cubic=True)
-    atoms.rattle(0.05, seed=0)
-    return atoms
+    return copper_cell()
 
 
 def test_labels_are_less_it(copper, added, atoms):

@@ -104,27 +104,18 @@ def test_own_settings_in_a_file(tmp_path):
         parse([f"config={tmp_path}/none.yaml"])
 
 
-NEQUIP = """
-root run_name dataset_seed model_dtype allow_tf32 num_layers l_max parity num_features num_basis
-BesselBasis_trainable PolynomialCutoff_p invariant_layers invariant_neurons use_sc dataset
-dataset_file_name key_mapping chemical_symbols n_train n_val validation_dataset learning_rate
-validation_batch_size max_epochs train_val_split metrics_key use_ema loss_coeffs optimizer_name
-lr_scheduler_name lr_scheduler_patience lr_scheduler_factor early_stopping_patiences
-per_species_rescale_shifts cutoff_radius radial_mlp_depth radial_mlp_width num_bessels
-bessel_trainable polynomial_cutoff_p type_names pair_potential per_type_energy_shifts
-train_file_path val_file_path test_file_path monitor max_time gradient_clip_val
-check_val_every_n_epoch accelerator
-"""
-"""Fields of the YAML of nequip, old and new; the options of mace are in mace_options.txt."""
+def written(file: str) -> list[str]:
+    """Return the options of mace, or the fields of the YAML of nequip, old and new."""
+    return (Path(__file__).parent / file).read_text(encoding="utf-8").split()
 
 
 def test_names_of_mace_and_nequip_are_answered_with_ours():
     names = {"r_max": "cutoff=", "E0s": "data.reference_energies=", "train_file": "data=FILE"}
     for name, ours in names.items():
-        for written in (f"{name}=1", f"--{name}=1", f"--{name}", f"model.{name}=1"):
+        for typed in (f"{name}=1", f"--{name}=1", f"--{name}", f"model.{name}=1"):
             with pytest.raises(ConfigError, match=f"{name} is a name of mace or nequip; .* {ours}"):
-                parse([written, *MOLECULE])
-    for name in NEQUIP.split():
+                parse([typed, *MOLECULE])
+    for name in written("nequip_fields.txt"):
         answer = rf" here: |nearest: (model|data|training)\.{name}"
         with pytest.raises(ConfigError, match=answer):
             parse([f"{name}=1", "model=mace", *MOLECULE])
@@ -137,7 +128,7 @@ def test_options_for_names_of_mace_and_nequip_exist():
     for name, text in OTHER_NAMES.items():
         mentioned = set(re.findall(r"([a-z_.]+)=", text)) - {"variable"}
         assert mentioned <= ours, name
-    options = (Path(__file__).parent / "mace_options.txt").read_text(encoding="utf-8").split()
+    options = written("mace_options.txt")
     assert len(options) == 179
     assert [option for option in options if option not in OTHER_NAMES] == []
 

@@ -1,5 +1,6 @@
 """Python in a process of its own, under the warnings of the tests."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -33,3 +34,13 @@ def start_python(*arguments, variables=(), **options) -> subprocess.Popen:
     """
     own = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **dict(variables)}
     return subprocess.Popen([sys.executable, *map(str, arguments)], env=os.environ | own, **options)
+
+
+@contextlib.contextmanager
+def ends_here(process: subprocess.Popen):
+    """Yield a process, which is killed where it goes on beyond the block."""
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()

@@ -111,6 +111,13 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
+@pytest.fixture
+def x64():
+    """float64, which JAX turns into float32 by default."""
+    with jax.enable_x64(True):
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _forget_what_was_compiled():
     """Thousands of small programs of JAX take gigabytes."""

@@ -76,14 +76,11 @@ def copper_cell(copies=1, scale: float = 0.05, seed: int = 0):
     return atoms
 
 
-def labelled(atoms, names=("energy", "forces")):
-    """Return a copy with its EMT results, eV and Å."""
-    atoms.calc = EMT()
-    results = {"energy": atoms.get_potential_energy(), "forces": atoms.get_forces()}
-    if "stress" in names:
-        results["stress"] = atoms.get_stress()
-    copy = atoms.copy()
-    copy.calc = SinglePointCalculator(copy, **{name: results[name] for name in names})
+def labelled(atoms, names=("energy", "forces"), calculator=None):
+    """Return a copy with its results of EMT or another calculator, eV and Å."""
+    atoms.calc = calculator or EMT()
+    copy, results = atoms.copy(), {name: atoms.calc.get_property(name, atoms) for name in names}
+    copy.calc = SinglePointCalculator(copy, **results)
     return copy
 
 

@@ -21,7 +21,7 @@ import eqfuse
 from eqfuse import cli
 from eqfuse.convert.registry import published
 from tests.ops import tiers
-from tests.small_runs import copper_cell, rows_of, train_on_copper
+from tests.small_runs import copper_cell, rows_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -117,11 +117,6 @@ def test_a_command_that_is_none_is_seen():
         *("fly", "md temp", "check --fast")
     ]
     assert [info for info, _ in BLOCK.findall(f"```\n```\n{block}")] == ["", "bash"]
-
-
-@pytest.fixture(scope="module")
-def trained(copper, tmp_path_factory):
-    return train_on_copper(copper, tmp_path_factory, "epochs=60", "training.optimizer=adam")
 
 
 @pytest.mark.slow

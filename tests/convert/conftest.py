@@ -5,7 +5,6 @@ import lzma
 from pathlib import Path
 
 import ase
-import jax
 import numpy as np
 import pytest
 
@@ -23,6 +22,12 @@ def unpacked(golden, folder) -> Path:
     path = folder / golden.name.removesuffix(".xz")
     path.write_bytes(lzma.decompress(golden.read_bytes()))
     return path
+
+
+def expected(name: str) -> dict[str, np.ndarray]:
+    """Return the arrays of a golden: numbers, positions, cells, and the results of mace of them."""
+    with np.load(GOLDENS / f"{name}.npz") as stored:
+        return dict(stored)
 
 
 def from_arrays(arrays) -> list[ase.Atoms]:
@@ -84,20 +89,3 @@ def run(model_file, tmp_path_factory):
         return folder / name
 
     return make
-
-
-@pytest.fixture(scope="session")
-def expected():
-    """Arrays of a golden by its name: numbers, positions, cells, and mace's results of them."""
-
-    def arrays(name):
-        with np.load(GOLDENS / f"{name}.npz") as stored:
-            return dict(stored)
-
-    return arrays
-
-
-@pytest.fixture(autouse=True)
-def _highest():
-    with jax.default_matmul_precision("highest"):
-        yield

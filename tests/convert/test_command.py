@@ -16,7 +16,7 @@ from eqfuse.runs.checkpoint import read_checkpoint
 from eqfuse.runs.errors import CheckpointError
 from eqfuse.train.arguments import parse
 from scripts.network_goldens import example_structures, to_arrays
-from tests.convert.conftest import from_arrays
+from tests.convert.conftest import expected, from_arrays
 
 
 def test_it_prints_what_the_network_is(model_file, tmp_path, command):
@@ -49,7 +49,7 @@ def test_files_that_are_no_network_end_in_what_to_do(tmp_path, command):
 
 
 @pytest.mark.parametrize("name", ["two_heads", pytest.param("nonlinear", marks=pytest.mark.slow)])
-def test_all_heads_are_converted(name, model_file, expected, tmp_path, water, command):
+def test_all_heads_are_converted(name, model_file, tmp_path, water, command):
     """Each gives what mace gives for it, in calculators, predictions, exports and trainings."""
     folder, arrays = tmp_path / "run", expected(name)
     printed = command("convert", "mace", model_file(name), folder).out
@@ -97,11 +97,6 @@ def test_pipes_devices_and_folders_are_refused_at_once(program, tmp_path, comman
         error = command("convert", program, path, tmp_path / "run", code=2).err
         assert f"error: {path} is a folder, a device or a pipe" in error
     assert not (tmp_path / "run").exists()
-
-
-def test_another_dtype_is_refused(run):
-    with pytest.raises(ValueError, match="dtype must be float32 or float64, got 'float16'"):
-        eqfuse.Calculator(run("small"), dtype="float16")
 
 
 def test_structures_have_the_elements_and_survive_being_arrays():

@@ -4,6 +4,7 @@ mace-torch makes none here, since its `les` has another licence: readouts of cha
 into networks that it made.
 """
 
+import dataclasses
 import math
 
 import jax
@@ -42,6 +43,11 @@ def with_charges(read, factor=1.0, **options):
     return network
 
 
+def converted(network):
+    described = describe(network)
+    return dataclasses.replace(described, params=parameters(network, described))
+
+
 def scalars_of(converted):
     """Return what the network of a file predicts for the atoms of a small molecule."""
     rng = np.random.default_rng(0)
@@ -59,15 +65,10 @@ def scalars_of(converted):
 
 def test_charges_are_those_of_the_second_readouts(network):
     """Energies are those of the same network without charges, and charges the readouts'."""
-    plain = network("medium")
-    described = describe(plain)
-    from_plain = described.__class__(**vars(described) | {"params": parameters(plain, described)})
-    charged = with_charges(network, factor=-0.3)
-    described = describe(charged)
-    found = described.__class__(**vars(described) | {"params": parameters(charged, described)})
+    found = converted(with_charges(network, factor=-0.3))
     check_parameters(found)
     energies, charges = scalars_of(found)
-    expected = scalars_of(from_plain)
+    expected = scalars_of(converted(network("medium")))
     np.testing.assert_allclose(energies, expected, rtol=1e-10)
     scalars = (expected - found.shift[0]) / found.scale[0]
     assert np.ptp(scalars) > 0.01

@@ -20,6 +20,7 @@ from eqfuse.runs.checkpoint import read_metadata
 from eqfuse.runs.errors import CheckpointError
 from eqfuse.train.arguments import parse
 from eqfuse.train.start import Start
+from tests.convert.conftest import expected
 
 
 def test_names_of_folders_come_first(tmp_path, monkeypatch):
@@ -107,7 +108,7 @@ def test_sevennets_own_names_are_known(monkeypatch):
         resolved("7net-0_22may2025")
 
 
-def test_files_are_converted_once(home, model_file, expected, capfd):
+def test_files_are_converted_once(home, model_file, capfd):
     """A file of mace in the place of a run has the energy that mace gives."""
     name = "small"
     arrays = expected(name)

@@ -15,7 +15,7 @@ import pytest
 from eqfuse.convert import ConvertError, convert
 from eqfuse.convert.registry import published
 from eqfuse.inference.calculator import Calculator
-from tests.convert.conftest import GOLDENS, SEVERAL_HEADS, from_arrays, unpacked
+from tests.convert.conftest import GOLDENS, SEVERAL_HEADS, expected, from_arrays, unpacked
 from tests.convert.conftest import NAMES as OF_MACE
 from tests.ops import tiers
 
@@ -40,8 +40,7 @@ def converted(request, tmp_path_factory):
 
     def of(name):
         if name not in made:
-            with np.load(GOLDENS / "networks" / f"{name}.npz") as arrays:
-                golden = dict(arrays)
+            golden = expected(f"networks/{name}")
             program, file = str(golden["program"]), str(golden["network"])
             stored = GOLDENS / "networks" / f"{file}.xz"
             if stored.exists():
@@ -89,7 +88,7 @@ def test_energies_forces_and_stress_are_those_of_the_program(name, converted):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", tiers.slow_unless(SMALL, *OF_MACE))
-def test_small_networks_are_those_of_mace(name, dtype, run, expected):
+def test_small_networks_are_those_of_mace(name, dtype, run):
     """Matrices of a file of float32 are rounded to 6e-8 there, where ours are exact."""
     arrays, head = expected(name), "_two" if name in SEVERAL_HEADS else ""
     calculator = Calculator(run(name), dtype=dtype, radial="network")

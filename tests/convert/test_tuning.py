@@ -26,6 +26,8 @@ from eqfuse.train.start import Start
 from eqfuse.train.tuning import FILE, Tuning, held
 from tests.small_runs import rows_of
 
+pytestmark = pytest.mark.usefixtures("x64")
+
 
 @pytest.fixture(scope="module")
 def past(run, water):
@@ -37,12 +39,6 @@ def past(run, water):
         start = dataclasses.replace(start, metadata=start.metadata | {"model_fields": fields})
         own = start.references(None)
         yield Tuning(start.config, [start], frozenset({1, 8}), False), own
-
-
-@pytest.fixture(autouse=True)
-def _double():
-    with jax.enable_x64(True):
-        yield
 
 
 @pytest.fixture

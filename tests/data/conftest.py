@@ -1,7 +1,6 @@
 """Small random structures."""
 
 import numpy as np
-import pytest
 
 from eqfuse.data import Structure
 
@@ -21,13 +20,3 @@ def random_structure(rng, n_atoms=5, *, periodic=False, stress=False, elements=(
         forces=rng.normal(size=(n_atoms, 3)),
         stress=np.eye(3) * rng.normal() if stress else None,
     )
-
-
-@pytest.fixture(scope="session")
-def make_structure():
-    return random_structure
-
-
-@pytest.fixture
-def skewed_cell():
-    return SKEWED.copy()

@@ -9,13 +9,14 @@ import pytest
 
 from eqfuse.data import Batcher, DataError, Dataset, Shape, collate
 from eqfuse.data.samples import Sample
+from tests.data.conftest import random_structure
 
 
 @pytest.fixture(scope="module")
-def data(make_structure):
+def data():
     rng = np.random.default_rng(0)
     structures = [
-        make_structure(rng, rng.integers(2, 12), periodic=i % 2 == 0, stress=i % 4 == 0)
+        random_structure(rng, rng.integers(2, 12), periodic=i % 2 == 0, stress=i % 4 == 0)
         for i in range(43)
     ]
     return Dataset.build(structures, cutoff=10.0, val_size=3)

@@ -11,15 +11,9 @@ from ase.calculators.tersoff import Tersoff
 
 from eqfuse.data import Structure, read_embedded
 from eqfuse.data.checks_of_stress import stress_hint, stress_problems
-from tests.fuzz.labels import SILICON
-from tests.fuzz.labels import labelled as without_stress
+from tests.fuzz.labels import SILICON, labelled
 
 GPA = 1 / ase.units.GPa
-
-
-def labelled(atoms, calculator) -> Structure:
-    structure = without_stress(atoms, calculator)
-    return dataclasses.replace(structure, stress=atoms.get_stress(voigt=False))
 
 
 def frames_of(kind: str, count: int = 15) -> list[Structure]:
@@ -35,7 +29,7 @@ def frames_of(kind: str, count: int = 15) -> list[Structure]:
         else:  # of one cell, compared by springs
             atoms, calculator = ase.build.bulk("Si", cubic=True), Tersoff({("Si",) * 3: SILICON})
             atoms.positions += 0.1 * rng.normal(size=(8, 3))
-        frames.append(labelled(atoms, calculator))
+        frames.append(labelled(atoms, calculator, "stress"))
     return frames
 
 
@@ -101,7 +95,7 @@ def test_stress_that_lacks_the_symmetry_of_a_crystal():
         strain[shear, shear[::-1]] = 0.03
         atoms = ase.build.bulk("Cu", cubic=True)
         atoms.set_cell(atoms.cell.array @ strain, scale_atoms=True)
-        frames.append(labelled(atoms, EMT()))
+        frames.append(labelled(atoms, EMT(), "stress"))
     assert not list(stress_problems(frames))
     [problem] = stress_problems(wrong(frames, "in VASP's order"))
     assert "disagrees with the symmetry of the crystal (3 frames" in problem

@@ -9,12 +9,13 @@ from eqfuse.data import Batcher, DataError, Dataset, Structure
 from eqfuse.data.dataset import split_indices
 from eqfuse.data.samples import prepare_samples, species_index
 from eqfuse.data.structures import Weights, weighted_by_type
+from tests.data.conftest import SKEWED, random_structure
 
 
 @pytest.fixture
-def structures(make_structure):
+def structures():
     rng = np.random.default_rng(0)
-    return [make_structure(rng, rng.integers(3, 9), elements=(1, 8)) for _ in range(20)]
+    return [random_structure(rng, rng.integers(3, 9), elements=(1, 8)) for _ in range(20)]
 
 
 @pytest.fixture
@@ -88,10 +89,10 @@ def test_dataset_has_the_labels_and_statistics_of_its_structures(structures):
 
 
 @pytest.mark.parametrize("pbc", [(1, 1, 1), (1, 0, 1), (0, 0, 1), (0, 0, 0)])
-def test_samples_of_atoms_anywhere_have_small_coordinates(skewed_cell, pbc):
+def test_samples_of_atoms_anywhere_have_small_coordinates(pbc):
     """Atoms far away, or astride the corner of a cell with a wide vacuum, are exact in float32."""
     rng, pbc = np.random.default_rng(0), np.array(pbc, bool)
-    cell = 2 * skewed_cell * [[1], [1], [30]]
+    cell = 2 * SKEWED * [[1], [1], [30]]
     inside = rng.uniform(0.1, 0.9, (6, 3))
     inside[:, 2] = rng.normal(scale=0.005, size=6)
     away = rng.integers(-5000, 5000, (6, 3)) * pbc + 1000 * ~pbc
@@ -134,6 +135,10 @@ def test_values_of_a_structure_are_checked():
         ({"numbers": [1, 1]}, r"positions must have shape \(2, 3\), got \(1, 3\)"),
         ({"numbers": [1.5]}, "vector of integers"),
         ({"stress": np.zeros(6)}, r"stress must have shape \(3, 3\)"),
+        (
+            {"numbers": [1, 1], "positions": np.eye(2, 3), "config_type": "IsolatedAtom"},
+            r"config_type=IsolatedAtom is for one atom.* 2 atoms",
+        ),
     ):
         with pytest.raises(DataError, match=message):
             Structure(**{"numbers": [1], "positions": [[0, 0, 0]]} | fields)

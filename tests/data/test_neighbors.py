@@ -9,6 +9,7 @@ import pytest
 from eqfuse.data import DataError, Structure, neighbor_list
 from eqfuse.data.neighbors import LARGE, require_apart
 from eqfuse.data.samples import prepare_samples
+from tests.data.conftest import SKEWED
 
 # ASE 3.29 sets shapes in place, which NumPy 2.5 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:Setting the shape:DeprecationWarning")
@@ -61,22 +62,22 @@ def test_edges_are_those_of_ase(atoms, cutoff, number):
 
 @pytest.mark.parametrize("pbc", list(np.ndindex(2, 2, 2)), ids=lambda p: "".join(map(str, p)))
 @pytest.mark.parametrize("cell", ["straight", "skewed", "left-handed"])
-def test_edges_of_every_periodicity_with_atoms_outside_the_cell(pbc, cell, skewed_cell):
+def test_edges_of_every_periodicity_with_atoms_outside_the_cell(pbc, cell):
     positions = np.random.default_rng(0).uniform(-6, 6, (12, 3))
-    cells = {"straight": np.diag([3.0, 4.0, 5.0]), "skewed": skewed_cell}
-    cells["left-handed"] = skewed_cell[::-1]
+    cells = {"straight": np.diag([3.0, 4.0, 5.0]), "skewed": SKEWED}
+    cells["left-handed"] = SKEWED[::-1]
     assert assert_same_as_ase(ase.Atoms("H12", positions, cell=cells[cell], pbc=pbc), 4.5) > 0
 
 
 @pytest.mark.parametrize("pbc", [(1, 1, 1), (1, 0, 1), (0, 0, 1)])
-def test_edges_of_atoms_many_cells_away_are_those_of_their_images(skewed_cell, pbc):
+def test_edges_of_atoms_many_cells_away_are_those_of_their_images(pbc):
     """Also along x, y and z of directions that are not periodic, which vesin makes boxes along."""
     rng = np.random.default_rng(4)
     pbc = np.array(pbc, bool)
     positions = rng.uniform(0, 3, (5, 3))
-    moved = rng.integers(-(10**6), 10**6, (5, 3)) * pbc @ skewed_cell
-    near = neighbor_list(positions, skewed_cell, pbc, 5.0)
-    far = neighbor_list(positions + moved, skewed_cell, pbc, 5.0)
+    moved = rng.integers(-(10**6), 10**6, (5, 3)) * pbc @ SKEWED
+    near = neighbor_list(positions, SKEWED, pbc, 5.0)
+    far = neighbor_list(positions + moved, SKEWED, pbc, 5.0)
     assert len(near[0]) == len(far[0]) > 0
     # the same pairs, by the images that the atoms are moved to
     far = *far[:2], far[2] + moved[far[0]] - moved[far[1]]

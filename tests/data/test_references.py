@@ -1,7 +1,5 @@
 """Reference energies, and that float32 labels survive all-electron totals."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -127,11 +125,6 @@ def test_references_that_are_given_come_before_isolated_atoms(molecules):
 def test_isolated_atoms_must_be_one_of_each_element(molecules, atoms, message):
     with pytest.raises(DataError, match=message):
         build([*atoms, *molecules])
-
-
-def test_isolated_atom_is_one_atom(molecules):
-    with pytest.raises(DataError, match=r"config_type=IsolatedAtom is for one atom.* 5 atoms"):
-        dataclasses.replace(molecules[0], config_type="IsolatedAtom")
 
 
 def test_isolated_atoms_of_the_validation_structures(molecules):

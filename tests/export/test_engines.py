@@ -15,7 +15,7 @@ from ase.md.velocitydistribution import thermalize_momenta
 from ase.md.verlet import VelocityVerlet
 
 import eqfuse
-from tests.child import ROOT, start_python
+from tests.child import ROOT, ends_here, start_python
 from tests.lammps.untrained import untrained_run
 
 PAGE = (ROOT / "docs" / "how-to" / "engines.md").read_text(encoding="utf-8")
@@ -53,9 +53,9 @@ def test_the_client_computes_for_a_server_of_ipis_protocol(tmp_path, periodic):
     atoms = water()
     atoms.pbc = periodic
     own = eqfuse.Calculator(run)
-    with SocketIOCalculator(unixsocket=name, timeout=300) as server:
-        process = client(tmp_path, run, atoms, name)
-        try:
+    server = SocketIOCalculator(unixsocket=name, timeout=300)
+    with ends_here(client(tmp_path, run, atoms, name)) as process:
+        with server:
             for seed in range(2):
                 atoms.rattle(0.05, seed=seed)
                 atoms.set_cell(atoms.cell.array * 1.01, scale_atoms=True)
@@ -67,11 +67,7 @@ def test_the_client_computes_for_a_server_of_ipis_protocol(tmp_path, periodic):
                     found[-1] += [here.get_stress()] if periodic else []
                 for one, other in zip(*found, strict=True):
                     np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-10)
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
-    assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=60) == 0
 
 
 def test_ipi_moves_water_as_ase(tmp_path):
@@ -83,18 +79,13 @@ def test_ipi_moves_water_as_ase(tmp_path):
     text = IPI.replace("NAME", name).replace("VELOCITIES", str(velocities.ravel().tolist()))
     (tmp_path / "input.xml").write_text(text)
     ase.io.write(tmp_path / "start.xyz", atoms)
-    server = subprocess.Popen([Path(sys.executable).with_name("i-pi"), "input.xml"], cwd=tmp_path)
-    process = None
-    try:
+    command = [Path(sys.executable).with_name("i-pi"), "input.xml"]
+    with ends_here(subprocess.Popen(command, cwd=tmp_path)) as server:
         while not os.path.exists(f"/tmp/ipi_{name}"):
             assert server.poll() is None
-        process = client(tmp_path, run, atoms, name)
-        assert server.wait(timeout=300) == 0
-        process.wait(timeout=60)
-    finally:
-        for one in filter(None, (server, process)):
-            one.kill()
-            one.wait()
+        with ends_here(client(tmp_path, run, atoms, name)) as process:
+            assert server.wait(timeout=300) == 0
+            process.wait(timeout=60)
     found = ase.io.read(tmp_path / "out.x_0.xyz", -1)
     energies = np.loadtxt(tmp_path / "out.p")
     before = atoms.positions.copy()

@@ -5,5 +5,4 @@ from tests.ops.conftest import (  # noqa: F401
     _own_cache,
     kernels,
     one_op,
-    x64,
 )

@@ -27,10 +27,11 @@ from ase.cluster import Octahedron
 from ase.md.langevin import Langevin
 from ase.optimize import FIRE
 
-from eqfuse.data import Structure, read_embedded, read_structures
+from eqfuse.data import Structure, of_atoms, read_embedded, read_structures
 from eqfuse.data.checks import aperiodic
 from eqfuse.data.checks_of_forces import forces_elsewhere, unjudged
 from eqfuse.data.checks_of_labels import energies_elsewhere, lengths
+from tests import small_runs
 from tests.fuzz.checks import FailureError
 
 SILICON = TersoffParameters(
@@ -39,13 +40,9 @@ SILICON = TersoffParameters(
 )  # fmt: skip
 
 
-def labelled(atoms, calculator) -> Structure:
-    """Return atoms with energy and forces."""
-    atoms.calc = calculator
-    return Structure(
-        atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc,
-        energy=atoms.get_potential_energy(), forces=atoms.get_forces(),
-    )  # fmt: skip
+def labelled(atoms, calculator, *more: str) -> Structure:
+    """Return atoms with energy, forces and more."""
+    return of_atoms(small_runs.labelled(atoms, ("energy", "forces", *more), calculator))
 
 
 def various(make_one, calculator):

@@ -217,6 +217,7 @@ def test_isolated_atoms_have_the_energies_that_were_given(water, tmp_path):
         ({"run": None}, TypeError, "Calculator needs a run: its folder, the name"),
         ({"run": "nowhere"}, CheckpointError, "no checkpoint"),
         ({"run": "several"}, CheckpointError, "it holds runs: name one, such as .*seed=0"),
+        ({"dtype": "float16"}, ValueError, "dtype must be float32 or float64, got 'float16'"),
         ({"backend": "trito"}, ValueError, "backend 'trito' is unknown"),
         ({"which": "foo"}, ValueError, "which='foo' is unknown"),
         *(

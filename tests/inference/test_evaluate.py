@@ -6,13 +6,12 @@ import ase.io
 import matplotlib.image
 import numpy as np
 import pytest
-from ase.calculators.singlepoint import SinglePointCalculator
 
 from eqfuse import Calculator
 from eqfuse.data import Structure
 from eqfuse.data.group_errors import error_table
 from eqfuse.inference.commands import label_keys
-from tests.small_runs import copper_cell, rows_of
+from tests.small_runs import copper_cell, labelled, rows_of
 
 
 @pytest.fixture(scope="module")
@@ -189,11 +188,8 @@ def test_stress_that_fits_better_of_another_sign_or_unit(
         atoms = copper_cell(seed=seed)
         strain = np.eye(3) + 0.02 * rng.normal(size=(3, 3))
         atoms.set_cell(atoms.cell.array @ strain, scale_atoms=True)
-        names = ("energy", "forces", "stress")
-        labels = {name: calculator.get_property(name, atoms) for name in names}
-        labels["stress"] = factor * labels["stress"]
-        atoms.calc = SinglePointCalculator(atoms, **labels)
-        frames.append(atoms)
+        frames.append(labelled(atoms, ("energy", "forces", "stress"), calculator))
+        frames[-1].calc.results["stress"] *= factor
     file = tmp_path / "labelled.xyz"
     ase.io.write(file, frames, format="extxyz")
     shown = command("evaluate", trained, file, "--out", tmp_path / "out").err

@@ -26,13 +26,6 @@ def two():
     return [crystal, other]
 
 
-def _database(frames, folder):
-    with ase.db.connect(folder / "two.db") as database:
-        for atoms in frames:
-            database.write(atoms)
-    return database.select()
-
-
 def _written(frames, folder, name: str):
     ase.io.write(folder / name, frames)
     return folder / name
@@ -44,7 +37,7 @@ SEVERAL = {
     "generator": lambda two, folder: (atoms for atoms in two),
     "iread": lambda two, folder: ase.io.iread(_written(two, folder, "two.xyz")),
     "trajectory": lambda two, folder: ase.io.Trajectory(_written(two, folder, "two.traj")),
-    "rows": _database,
+    "rows": lambda two, folder: ase.db.connect(_written(two, folder, "two.db")).select(),
     "path": lambda two, folder: _written(two, folder, "two.xyz"),
     "files": lambda two, folder: [
         str(_written(two[:1], folder, "one.xyz")),

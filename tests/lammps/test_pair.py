@@ -22,6 +22,7 @@ from eqfuse.export import export_folder
 from eqfuse.export import folder as folder_module
 from eqfuse.export.plugin import find_headers, write_plugin
 from eqfuse.runs.errors import ConfigError
+from tests.child import ends_here
 from tests.export.test_folder import MISSING
 
 pytestmark = pytest.mark.skipif(
@@ -226,14 +227,11 @@ def test_run_ends_where_a_rank_is_killed(folders, tmp_path):
     _, folder = folders()
     text = ALLOY + PAIR.format(folder=folder) + "fix 1 all nve\nthermo 1\nrun 1000000\n"
     command = command_of(text, tmp_path, 2)
-    with subprocess.Popen(**command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            next(line for line in process.stdout if line.split()[:1] == ["1"])  # a step is done
-            os.kill(ranks_of(process.pid)[-1], signal.SIGKILL)
-            process.communicate(timeout=60)
-        finally:
-            process.kill()
-    assert process.returncode != 0
+    with ends_here(subprocess.Popen(**command, stdout=subprocess.PIPE, text=True)) as process:
+        next(line for line in process.stdout if line.split()[:1] == ["1"])  # a step is done
+        os.kill(ranks_of(process.pid)[-1], signal.SIGKILL)
+        process.communicate(timeout=60)
+        assert process.returncode != 0
 
 
 def ranks_of(pid: int) -> list[int]:

@@ -11,8 +11,10 @@ from eqfuse.jax_md import neighbor_list
 from eqfuse.models.ewald import LatentEwald
 from tests.small_runs import copper_cell
 
-# of jax-md 0.2.29 itself
-pytestmark = pytest.mark.filterwarnings("ignore:scatter inputs have incompatible:FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:scatter inputs have incompatible:FutureWarning"),  # jax-md's
+    pytest.mark.usefixtures("x64"),
+]
 space = pytest.importorskip("jax_md.space")
 simulate = pytest.importorskip("jax_md.simulate")
 
@@ -20,12 +22,6 @@ simulate = pytest.importorskip("jax_md.simulate")
 @pytest.fixture
 def atoms():
     return copper_cell((2, 2, 2))
-
-
-@pytest.fixture(autouse=True)
-def x64():
-    with jax.enable_x64(True):
-        yield
 
 
 @pytest.mark.filterwarnings("ignore:atoms 0 has a lattice and pbc F F F:UserWarning")

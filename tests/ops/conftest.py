@@ -10,13 +10,6 @@ from tests.ops import parity
 
 
 @pytest.fixture
-def x64():
-    """float64, which JAX turns into float32 by default."""
-    with jax.enable_x64(True):
-        yield
-
-
-@pytest.fixture
 def kernels(monkeypatch):
     """Return what native kernels compute; any number of rows is enough for one of a sequence."""
     monkeypatch.setattr(choice, "FEWEST_ROWS", 1)

@@ -13,7 +13,7 @@ from jax._src import xla_bridge
 
 from eqfuse.runs.checkpoint import read_metadata
 from eqfuse.runs.stopping import StopRequest, exit_code
-from tests.child import ROOT, start_python
+from tests.child import ROOT, ends_here, start_python
 from tests.small_runs import TINY
 
 # The first terminal that a session opens is its own, and says when it closes.
@@ -107,7 +107,7 @@ def test_a_run_whose_terminal_closes_writes_a_checkpoint(water, tmp_path):
         start_new_session=True,
     )
     os.close(theirs)
-    try:
+    with ends_here(process):
         text, metrics = b"", run / "metrics.csv"
         while process.poll() is None and not (b"ms/step" in text and metrics.exists()):
             text += os.read(ours, 10_000)
@@ -116,7 +116,4 @@ def test_a_run_whose_terminal_closes_writes_a_checkpoint(water, tmp_path):
         time.sleep(0.2)
         os.close(ours)
         assert process.wait(timeout=60) == 128 + signal.SIGHUP
-    finally:
-        process.kill()
-        process.wait()
     assert read_metadata(run, which="last")["step"] > 0

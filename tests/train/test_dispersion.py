@@ -1,5 +1,7 @@
 """Training on labels less DFT-D3, and all that uses such a run: it adds it, or refuses by name."""
 
+import dataclasses
+
 import ase.io
 import jax
 import numpy as np
@@ -27,18 +29,13 @@ def added(copper, tmp_path_factory):
     """Return the frames of copper with labels to which D3 is added, in a file."""
 
     def change(_, atoms):
-        found, results = D3.of(structure_of(atoms)), atoms.calc.results
+        found, results = D3.of(atoms), atoms.calc.results
         results["energy"] += found.energy
         results["forces"] = results["forces"] + found.forces
         stress = (found.strain / atoms.get_volume()).ravel()[[0, 4, 8, 5, 2, 1]]
         results["stress"] = results["stress"] + stress
 
     return rewritten(copper, tmp_path_factory.mktemp("data") / "added.xyz", change)
-
-
-def structure_of(atoms, **labels):
-    arrays = atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc
-    return eqfuse.data.Structure(*arrays, **labels)
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +61,11 @@ def test_labels_are_less_it(copper, added, atoms):
         assert one.energy == pytest.approx(plain.energy, abs=1e-7)
         np.testing.assert_allclose(one.forces, plain.forces, rtol=0, atol=1e-7)
         np.testing.assert_allclose(one.stress, plain.stress, rtol=0, atol=1e-9)
-    found = D3.without(structure_of(atoms, hessian=np.zeros((4, 3, 4, 3))))
+    structure = eqfuse.data.of_atoms(atoms)
+    found = D3.without(dataclasses.replace(structure, hessian=np.zeros((4, 3, 4, 3))))
     assert found.energy is found.forces is found.stress is None
-    np.testing.assert_array_equal(found.hessian, -D3.hessian(structure_of(atoms)))
-    lone = structure_of(atoms[:1], energy=-1.0, config_type="IsolatedAtom")
+    np.testing.assert_array_equal(found.hessian, -D3.hessian(structure))
+    lone = eqfuse.data.Structure([29], np.zeros((1, 3)), energy=-1.0, config_type="IsolatedAtom")
     assert D3.without(lone).energy == -1.0
 
 
@@ -76,7 +74,7 @@ def test_the_network_is_that_of_labels_without_and_the_run_adds_it(runs, atoms, 
     params = [jax.tree.leaves(load_run(run)[1]["params"]["model"]) for run in runs]
     for a, b in zip(*params, strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
-    d3 = D3.of(structure_of(atoms))
+    d3 = D3.of(atoms)
     [one], [other] = (eqfuse.predict(run, atoms) for run in runs)
     assert other.energy - one.energy == pytest.approx(d3.energy, abs=1e-6)
     np.testing.assert_allclose(other.forces - one.forces, d3.forces, rtol=0, atol=1e-6)

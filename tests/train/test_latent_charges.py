@@ -59,17 +59,13 @@ def test_run_predicts_what_its_training_reported(trained, ions):
     assert 1e3 * np.abs(errors).mean() == pytest.approx(expected)
 
 
-def test_run_has_the_settings_of_its_charges(trained):
-    potential, _, metadata = load_run(trained)
+def test_charges_have_the_settings_of_the_run_and_are_trained_on_energies(trained, ions):
+    potential, params, metadata = load_run(trained)
     les = potential.long_range
     assert (les.sigma, les.charges, les.charge_key, les.hard) == (1.2, 1, "q", False)
     assert metadata["model_fields"]["irreps_out"] == "2x0e"
-
-
-def test_charges_are_trained_on_energies(trained, ions):
-    potential, params, _ = load_run(trained)
     samples = prepare_samples(read_structures(ions, keys=Keys(charge="q")), 3.6, (11, 17), None)
-    [batch] = Batcher(samples, 12, dtype="float64", long_range=potential.long_range).batches()
+    [batch] = Batcher(samples, 12, dtype="float64", long_range=les).batches()
     assert sorted(set(batch.graph.charges[:12])) == [0, 1]
 
     def total(params):

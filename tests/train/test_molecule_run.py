@@ -1,3 +1,4 @@
+import dataclasses
 import re
 
 import ase
@@ -7,8 +8,6 @@ import matplotlib.image
 import numpy as np
 import pytest
 from ase import units
-from ase.calculators.singlepoint import SinglePointCalculator
-from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse import plots
 from eqfuse.data import Batcher, DataError, Dataset, Structure
@@ -20,6 +19,7 @@ from eqfuse.train import load_run
 from eqfuse.train.arguments import parse
 from eqfuse.train.main import fit, main
 from eqfuse.train.molecule import build_potential
+from eqfuse.train.replay import write_frames
 from eqfuse.train.schedule import Limits
 from tests.child import run_python
 from tests.data.test_checks_of_stress import frames_of
@@ -126,14 +126,10 @@ def test_stress_of_the_embedded_crystal_is_learnt(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_network_that_has_learned_forces_shows_stress_that_is_wrong(tmp_path, capsys):
-    frames = []
-    for s in frames_of("strained", 30):
-        atoms = ase.Atoms(s.numbers, s.positions, cell=s.cell, pbc=True)
-        stress = full_3x3_to_voigt_6_stress(s.stress) / units.GPa * 10
-        atoms.calc = SinglePointCalculator(atoms, energy=s.energy, forces=s.forces, stress=stress)
-        frames.append(atoms)
-    ase.io.write(tmp_path / "copper.xyz", frames, format="extxyz")
-    more = (f"data={tmp_path / 'copper.xyz'}", "cutoff=3.6", "epochs=60", "data.val=8")
+    frames = frames_of("strained", 30)
+    kbar = [dataclasses.replace(s, stress=s.stress / units.GPa * 10) for s in frames]
+    write_frames(tmp_path / "copper.traj", kbar)
+    more = (f"data={tmp_path / 'copper.traj'}", "cutoff=3.6", "epochs=60", "data.val=8")
     more += ("training.optimizer=adam", "training.stress_weight=1e-6", "data.check=off")
     assert main([*TINY, *more, f"run={tmp_path / 'run'}"]) == 0
     assert capsys.readouterr().err.count("times better as in kbar; eV/Å^3") == 1
@@ -141,11 +137,9 @@ def test_a_network_that_has_learned_forces_shows_stress_that_is_wrong(tmp_path, 
 
 def test_a_file_to_validate_with_and_isolated_atoms(tmp_path, water):
     """Both as MACE has them."""
-    frames, isolated = ase.io.read(water, ":"), []
-    for symbol, energy in (("H", 0.25), ("O", -0.5)):
-        atom = ase.Atoms(symbol, info={"config_type": "IsolatedAtom"})
-        atom.calc = SinglePointCalculator(atom, energy=energy)
-        isolated.append(atom)
+    frames, kind = ase.io.read(water, ":"), {"config_type": "IsolatedAtom"}
+    energies = {"H": 0.25, "O": -0.5}
+    isolated = [ase.Atoms(symbol, info=kind | {"energy": e}) for symbol, e in energies.items()]
     ase.io.write(tmp_path / "train.xyz", isolated + frames[:15])
     ase.io.write(val := tmp_path / "val.xyz", frames[15:])
     given = [f"data={tmp_path / 'train.xyz'}", f"data.val_path={val}"]

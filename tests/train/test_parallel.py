@@ -1,17 +1,16 @@
 """Data parallel runs do what runs on one device do, within rounding."""
 
-import json
 import signal
 import socket
 import subprocess
 import time
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-from eqfuse.data import read_structures
+from eqfuse.data import Batcher
+from eqfuse.data.store import StoredSamples, samples_of, store_structures
 from eqfuse.train import load_run
 from eqfuse.train.main import main
 from tests.child import ROOT, start_python
@@ -21,13 +20,13 @@ TWO = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
 
-def processes(count, arguments, folders=(None, None), program=ROOT / "train.py"):
+def processes(count, arguments, folders=(None, None)):
     """Start each in its folder, and tell it where the others are, as a launcher would."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     common = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count)}
-    given = program, "devices=distributed", *arguments
+    given = ROOT / "train.py", "devices=distributed", *arguments
     return [
         start_python(*given, variables=common | {"JAX_PROCESS_ID": str(k)}, cwd=folders[k], **PIPES)
         for k in range(count)
@@ -99,33 +98,38 @@ def test_gradients_are_those_of_one_device(partly_labelled, tmp_path, model, bac
 
 
 @pytest.mark.slow
-def test_two_devices_and_two_processes_train_like_one(settings, tmp_path):
+def test_two_devices_and_two_processes_train_like_one(settings, tmp_path, monkeypatch):
+    """The processes store the frames, at once."""
+    monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path / "cache"))
     one, devices, several = (tmp_path / name for name in ("one", "devices", "processes"))
     assert main([*settings, "epochs=3", f"run={one}"]) == 0
     assert "devices    2" in on_two_devices([*settings, "epochs=2", f"run={devices}"])
     # It goes on with one device, and the processes with two of the other's.
     assert main([f"resume={devices}", "devices=1", "epochs=3"]) == 0
     assert_alike(one, devices)
-    for arguments in ([*settings, "epochs=2", f"run={several}"], [f"resume={several}", "epochs=3"]):
+    first = [*settings, "epochs=2", "data.store=on", f"run={several}"]
+    for arguments in (first, [f"resume={several}", "epochs=3"]):
         main_process, other = ended(processes(2, arguments))
         assert (main_process[0], other[0]) == (0, 0), (main_process[2], other[2])
         assert "all steps done" in main_process[1]
         assert "epoch" not in other[1], "only the main process prints"
     assert_alike(one, several)
+    assert len([*(tmp_path / "cache" / "store").glob("[!.]*")]) == 1, "written once"
 
 
-@pytest.mark.slow
-def test_each_process_reads_its_part_of_stored_frames(water, tmp_path):
-    program = Path(__file__).with_name("stored_program.py")
-    results = ended(processes(2, [str(water), str(tmp_path)], program=program))
-    assert [code for code, _, _ in results] == [0, 0], results
-    ours, theirs = (json.loads(out.splitlines()[-1]) for _, out, _ in results)
-    frames = read_structures(water)
-    assert sorted(ours["read"] + theirs["read"]) == list(range(len(frames)))
-    assert abs(len(ours["read"]) - len(theirs["read"])) <= 5, "about half of each batch"
-    forces = sum((frame.forces**2).sum() for frame in frames)
-    assert ours["sum"] == theirs["sum"] == pytest.approx(forces, rel=1e-5)
-    assert len(list(tmp_path.glob("[!.]*"))) == 1, "written once"  # and a lock
+def test_each_process_reads_its_part_of_stored_frames(water, tmp_path, monkeypatch):
+    samples = samples_of(store_structures([water], folder=tmp_path), 3.0, (1, 8), {1: 0.0, 8: 0.0})
+    item, read = StoredSamples.item, {0: [], 1: []}
+    for part, numbers in read.items():
+
+        def noted(self, k, numbers=numbers):
+            numbers.append(int(self.indices[k]))
+            return item(self, k)
+
+        monkeypatch.setattr(StoredSamples, "item", noted)
+        assert len([*Batcher(samples, 5, parts=2, own=[part]).batches(epoch=3)]) == 4
+    assert sorted(read[0] + read[1]) == list(range(20))
+    assert abs(len(read[0]) - len(read[1])) <= 5, "about half of each batch"
 
 
 @pytest.mark.slow

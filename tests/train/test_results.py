@@ -2,6 +2,7 @@
 
 import platform
 import re
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -23,26 +24,10 @@ from tests.small_runs import TINY, errors_of, prepared, rewritten, rows_of
 PICTURES = True
 
 
-class Recorder(Callback):
-    """Keeps what it is called with."""
-
-    def __init__(self):
-        self.started, self.epochs, self.errors = [], [], None
-
-    def on_start(self, folder, config):
-        self.started.append((folder, config["training"]["lr"]))
-
-    def on_epoch(self, row):
-        self.epochs.append(row)
-
-    def on_end(self, errors):
-        self.errors = errors
-
-
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory, water):
     """Return the folder of a run with test frames of two kinds, their file, and its callback."""
-    folder, recorder = tmp_path_factory.mktemp("ended"), Recorder()
+    folder, recorder = tmp_path_factory.mktemp("ended"), mock.Mock(spec=Callback)
 
     def change(number, atoms):
         atoms.positions *= 1.01
@@ -77,9 +62,12 @@ def test_errors_of_the_best_network_are_those_of_its_epoch_and_callbacks_see_all
     for name in ("energy_rmse_mev_per_atom", "forces_mae_mev_per_a"):
         expected = pytest.approx(float(best[f"val_{name}"]), rel=1e-3)
         assert float(rows["validation", "all"][name]) == expected
-    assert recorder.started == [(folder, 0.02)]
-    assert [str(row["val_loss"]) for row in recorder.epochs] == [row["val_loss"] for row in lines]
-    assert [(row["set"], row["group"]) for row in recorder.errors] == [*rows]
+    [[(start, config), _]] = recorder.on_start.call_args_list
+    assert (start, config["training"]["lr"]) == (folder, 0.02)
+    seen = [str(row["val_loss"]) for [row], _ in recorder.on_epoch.call_args_list]
+    assert seen == [row["val_loss"] for row in lines]
+    [[[errors], _]] = recorder.on_end.call_args_list
+    assert [(row["set"], row["group"]) for row in errors] == [*rows]
 
 
 def test_the_log_and_the_page_hold_everything_and_the_page_needs_no_network(ended):

@@ -14,13 +14,6 @@ from tests.child import ROOT, run_python
 from tests.ops import tiers
 
 
-@pytest.fixture(scope="module", autouse=True)
-def x64():
-    """Run it in float32, as its users do."""
-    with jax.enable_x64(False):
-        yield
-
-
 @pytest.mark.parametrize("model", tiers.slow_unless(["nequip"], *tetris.SMALL))
 def test_seed_0_learns_all_shapes_within_100_steps(tmp_path, monkeypatch, capsys, model):
     monkeypatch.chdir(tmp_path)

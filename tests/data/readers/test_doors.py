@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import ase
-import ase.db
 import ase.io
 import numpy as np
 import pytest
@@ -142,19 +141,13 @@ def write_lmdb(path, frames, rng):
     test_ase_files.write(path, rows)
 
 
-def write_database(path, frames, rng):
-    with ase.db.connect(path) as database:
-        for atoms in frames:
-            database.write(atoms)
-
-
 CRYSTAL = "crystal"
 WRITERS = [
     Writer("frames.xyz", by_ase("extxyz"), labels=True),
     *(Writer(f"frames.extxyz.{k}", by_ase("extxyz"), labels=True) for k in ("gz", "bz2", "xz")),
     Writer("frames.traj", by_ase("traj"), labels=True),
-    Writer("frames.db", write_database, labels=True),
-    Writer("frames.json", write_database, labels=True),
+    Writer("frames.db", by_ase("db"), labels=True),
+    Writer("frames.json", by_ase("json"), labels=True),
     Writer("frames.aselmdb", write_lmdb, labels=True),
     Writer("frames.h5", write_hdf5, labels=True),
     Writer("frames.npz", write_npz, "molecule", labels=True),

@@ -119,15 +119,16 @@ def test_two_devices_and_two_processes_train_like_one(settings, tmp_path, monkey
 
 def test_each_process_reads_its_part_of_stored_frames(water, tmp_path, monkeypatch):
     samples = samples_of(store_structures([water], folder=tmp_path), 3.0, (1, 8), {1: 0.0, 8: 0.0})
-    item, read = StoredSamples.item, {0: [], 1: []}
-    for part, numbers in read.items():
+    item, read = StoredSamples.item, ([], [])
+    batchers = [Batcher(samples, 5, parts=2, own=[part]) for part in (0, 1)]
+    for batcher, numbers in zip(batchers, read, strict=True):
 
         def noted(self, k, numbers=numbers):
             numbers.append(int(self.indices[k]))
             return item(self, k)
 
         monkeypatch.setattr(StoredSamples, "item", noted)
-        assert len([*Batcher(samples, 5, parts=2, own=[part]).batches(epoch=3)]) == 4
+        assert len([*batcher.batches(epoch=3)]) == 4
     assert sorted(read[0] + read[1]) == list(range(20))
     assert abs(len(read[0]) - len(read[1])) <= 5, "about half of each batch"
 

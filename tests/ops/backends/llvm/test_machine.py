@@ -2,7 +2,6 @@
 
 import collections
 import concurrent.futures
-import ctypes
 import functools
 import hashlib
 import multiprocessing
@@ -217,27 +216,6 @@ def test_sections_of_a_kernel_lie_side_by_side():
     result, apart = map(int, run(FAR).split())
     assert result == 7
     assert apart < 1 << 20
-
-
-def test_kernels_where_llvmlite_has_no_jitlink(monkeypatch):
-    """On Windows its compiler is an error; kernels are then linked by LLVM's older linker."""
-    import llvmlite.binding as llvm
-
-    asked, create = [], llvm.create_lljit_compiler
-
-    def without(target, use_jit_link=False):
-        asked.append(use_jit_link)
-        if use_jit_link:
-            raise RuntimeError("JITLink is not available")
-        return create(target)
-
-    monkeypatch.setattr(llvm, "create_lljit_compiler", without)
-    compiler = machine._compiler.__wrapped__()
-    monkeypatch.setattr(machine, "_compiler", lambda: compiler)
-    text = "define i64 @f() {\n  ret i64 5\n}\n"
-    address = machine._link("without_jitlink", text, ["f"], {})["f"]
-    assert ctypes.CFUNCTYPE(ctypes.c_int64)(address)() == 5
-    assert asked == [True, False]
 
 
 @pytest.mark.parametrize("triple", ["aarch64-unknown-linux-gnu", "arm64-apple-darwin23.0.0"])

@@ -150,12 +150,9 @@ def _compiler():
     import llvmlite.binding as llvm
 
     target, _ = _target()
-    try:
-        # It puts the sections of an object side by side. Code of ARM reaches 4 GB, and the older
-        # linker ends the process where they lie further apart (llvm-project issue 71963).
-        return llvm.create_lljit_compiler(target, use_jit_link=True)
-    except RuntimeError:  # llvmlite has none for this system
-        return llvm.create_lljit_compiler(target)
+    # It puts the sections of an object side by side. Code of ARM reaches 4 GB, and the older
+    # linker ends the process where they lie further apart (llvm-project issue 71963).
+    return llvm.create_lljit_compiler(target, use_jit_link=True)
 
 
 @functools.cache

@@ -77,12 +77,12 @@ def _refuse(run, what: str):
 
 
 def _check(metadata: dict, run):
+    if dispersion := Dispersion.of_run(metadata):
+        _refuse(run, f"a dispersion beside it, {dispersion} (its labels were less that),")
     if metadata["model"] != "mace" or metadata["potential"] is None:
         raise ConvertError(f"{run} is not a potential of model=mace; only these can be exported")
     fields, potential = metadata["model_fields"], metadata["potential"]
-    dispersion = Dispersion.of_run(metadata)
     not_in_mace = {
-        f"a dispersion beside it, {dispersion} (its labels were less that),": dispersion,
         "latent charges (model.long_range)": potential.get("long_range"),
         "features of both parities (model.parity=true)": fields["parity"],
         "one layer, with a readout that is not linear (model.layers=1)": fields["layers"] < 2,

@@ -105,10 +105,13 @@ def require_here(path: Path):
 def read_json(path: Path) -> dict:
     """Return the object of a file of JSON; OSError, or a CheckpointError with its name."""
     require_regular(path)
-    return parse_json(path.read_bytes(), path)
+    try:
+        return parse_json(path.read_text(encoding="utf-8"), path)
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
 
 
-def parse_json(text: str | bytes, path: Path) -> dict:
+def parse_json(text: str, path: Path) -> dict:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -73,7 +73,7 @@ def main(options: Evaluate):
             s = dataclasses.replace(s, energy=s.energy - (p.energy - p.relative_energy))
         pairs.append((s, Relative(p.relative_energy, p.forces, p.stress)))
     pictures.parity(pairs, folder / "parity.png", counted(len(pairs), "frame"))
-    print(errors_text("errors", rows))
+    print(errors_text("errors", rows, len(rows)))
     if hint := stress_hint(structures, predicted):
         warn(hint)
     if drawn := _draw_spread(structures, predicted, folder / "spread.png"):

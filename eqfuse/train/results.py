@@ -128,9 +128,9 @@ def _cells(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
     return [*first, *(_COLUMNS[key][0] for key in keys)], texts
 
 
-def errors_text(title: str, rows: list[dict]) -> str:
+def errors_text(title: str, rows: list[dict], most: int = _MOST_ROWS) -> str:
     """Return the first rows of an error table, of several sets, for the terminal."""
-    heads, cells = _cells(rows[:_MOST_ROWS])
+    heads, cells = _cells(rows[:most])
     shown = [(letter, unit) for letter, unit, _ in QUANTITIES.values() if f"{letter} MAE" in heads]
     lines = [f"{title}: {', '.join(f'{letter} in {unit}' for letter, unit in shown)}"]
     named = heads.index("frames")
@@ -138,8 +138,8 @@ def errors_text(title: str, rows: list[dict]) -> str:
     for row in [heads, *cells]:
         names = [f"{name:<{width}}" for name, width in zip(row, widths, strict=False)]
         lines.append("  ".join(["", *names, " ".join(f"{cell:>8}" for cell in row[named:])]))
-    if len(rows) > _MOST_ROWS:
-        lines.append(f"  {len(rows) - _MOST_ROWS} more are in errors.csv")
+    if len(rows) > most:
+        lines.append(f"  {len(rows) - most} more are in errors.csv")
     return "\n".join(lines)
 
 

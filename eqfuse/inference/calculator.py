@@ -152,6 +152,8 @@ class Calculator(ase.calculators.calculator.Calculator):
 
     def __setstate__(self, state):
         self.__dict__.update(state)
+        if self.atoms is not None:  # whose positions are written in place
+            self.atoms = self.atoms.copy()
         self._begin()
 
     def __repr__(self) -> str:
@@ -333,6 +335,13 @@ class Committee(ase.calculators.calculator.Calculator):
     def name(self) -> str:
         """Return the name of the folder, or those of the runs, which ASE's databases keep."""
         return self._name
+
+    def check_state(self, atoms, tol=1e-15):
+        """Return what has changed since the last results; the total charges that are read, too."""
+        changed = super().check_state(atoms, tol)
+        keys = {member.network.charge_key for member in self.members} - {None}
+        known = {} if self.atoms is None else self.atoms.info
+        return changed + [key for key in keys if known.get(key) != atoms.info.get(key)]
 
     def calculate(self, atoms=None, properties=("energy",), system_changes=()):
         """Compute the mean and the spread, in eV, eV/Å and eV/Å^3."""

@@ -45,7 +45,7 @@ class Settings:
     velocities: Literal["A/fs", "A/ps", "bohr/aut", "drawn"] | None = setting(
         None,
         "unit of a column vel, velo or velocities of START: A/fs in GPUMD and QUIP, A/ps in metal "
-        "units of LAMMPS, bohr/aut in i-PI; drawn: it is not read",
+        "units of LAMMPS, bohr/aut in i-PI; drawn: whatever START has is not read",
     )
     seed: int = setting(0, "of drawn velocities and of noise", NOT_NEGATIVE)
     save_every: int = setting(100, "steps between frames of the trajectory", POSITIVE)

@@ -94,6 +94,7 @@ def _equilibrated(network, frames: list[ase.Atoms], settings: Settings) -> list[
     count, friction = settings.equilibrate, max(settings.friction, _FRICTION)
     print(f"equilibrate: {count} steps of langevin, with a friction of {friction:g}/ps", flush=True)
     changes = {"ensemble": "langevin", "steps": count, "friction": friction}
+    changes["seed"] = (settings.seed + 2**31) % 2**32  # other noise than that of the same steps
     simulation = _Simulation(network, frames, dataclasses.replace(settings, **changes))
     equilibrated = simulation.unwritten()
     if settings.ensemble in ("nve", "nose-hoover"):
@@ -121,12 +122,12 @@ def resume(folder, steps: int | None = None):
         raise ConfigError(
             f"steps={settings.steps}: {folder} is already at step {metadata['step']}; give more"
         )
-    frames = []
-    for k, count in enumerate(arrays["sizes"]):
+    frames, infos = [], metadata.get("info") or [{}] * len(arrays["sizes"])
+    for k, (count, info) in enumerate(zip(arrays["sizes"], infos, strict=True)):
         names = ("numbers", "state.positions", "masses")
         numbers, positions, masses = (arrays[name][k, :count] for name in names)
         periodic = {"cell": arrays["state.cell"][k], "pbc": arrays["pbc"].tolist()}
-        frames.append(ase.Atoms(numbers, positions, masses=masses, **periodic))
+        frames.append(ase.Atoms(numbers, positions, masses=masses, info=info, **periodic))
     simulation = _Simulation(metadata["network"], frames, settings)
     if simulation.digest != metadata["digest"]:
         raise CheckpointError(
@@ -308,14 +309,11 @@ class _Simulation:
         return f"structure {number}: {excess}" if len(self._members) > 1 else excess
 
     def _stop(self, why: str):
-        """Write the last good frames and raise the error.
-
-        The checkpoint is of before: the trajectory of a resumed run has no frame off its grid.
-        """
+        """Write the last good frames and raise the error."""
         self._checkpoint()
         if self._step % self._settings.save_every:  # else they are there
             for member, state in self._states():
-                member.add_frame(state)
+                member.add_frame(state, stays=False)
         for member in self._members:
             member.draw()
         raise TrainingFailed(
@@ -345,13 +343,13 @@ class _Simulation:
             self._spread_limit = None
 
     def _checkpoint(self):
-        members = self._members
+        members, charge_keys = self._members, {self._network.charge_key} - {None}
         arrays = {
             "sizes": np.array([len(member.atoms) for member in members]),
             "numbers": padded_to_longest([member.atoms.numbers for member in members], np.int64),
             "masses": padded_to_longest([member.masses for member in members]),
             "pbc": members[0].atoms.pbc,
-            "distances": np.stack([member.distances for member in members]),
+            "distances": np.stack([member.distances_that_stay for member in members]),
             "last": np.stack([member.last for member in members]),
             **{f"state.{name}": np.asarray(value) for name, value in self.state._asdict().items()},
         }
@@ -361,6 +359,9 @@ class _Simulation:
             "simulation_format": _FORMAT,
             "settings": dataclasses.asdict(self._settings) | {"run": None},
             "files": [member.sizes for member in members],
+            "info": [
+                {key: np.asarray(a.info[key]).item() for key in charge_keys} for a in self._frames
+            ],
             "network": self._path,
             "digest": self.digest,
             "step": self._step,

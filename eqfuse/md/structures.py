@@ -54,7 +54,8 @@ def structures_of(start, settings: Settings) -> list[ase.Atoms]:
     if names := sorted({name for one in frames for name in unread_names(one, "masses")}):
         print(f"{', '.join(names)} of the start may be masses: the column masses alone is read")
     frames = [_with_velocities(atoms, settings.velocities) for atoms in frames]
-    if settings.replicas > 1 and settings.ensemble in ("nve", "nose-hoover"):
+    is_random = settings.equilibrate or settings.ensemble in ("langevin", "npt")
+    if settings.replicas > 1 and not is_random:
         for number, atoms in enumerate(frames):
             if atoms.get_velocities().any() or settings.temperature == 0:
                 raise ConfigError(
@@ -69,17 +70,24 @@ _UNITS = {"A/fs": 1 / units.fs, "A/ps": 1e-3 / units.fs, "bohr/aut": units.Bohr 
 
 
 def _with_velocities(atoms: ase.Atoms, unit: str | None) -> ase.Atoms:
-    """Return atoms with the velocities of a column that has another name, in a unit.
+    """Return atoms with the velocities of a column that has another name, in a unit, or without.
 
     Raises:
-      DataError: no unit is given, and the atoms have no momenta, or momenta of another name.
+      DataError: no unit is given, and the atoms have no momenta, or momenta of another name; or a
+        unit, and no column.
     """
-    if unit != "drawn" and not atoms.has("momenta") and (names := unread_names(atoms, "momenta")):
+    if unit == "drawn":
+        atoms = atoms.copy()
+        atoms.arrays.pop("momenta", None)
+        return atoms
+    if not atoms.has("momenta") and (names := unread_names(atoms, "momenta")):
         text = f"{', '.join(names)} of the start may be momenta: rename the column to momenta"
         raise DataError(f"{text}, as ASE does, in its unit, sqrt(eV amu), or give velocities=drawn")
     names = unread_names(atoms, "velocities")
-    if not names or unit == "drawn" or (unit is None and atoms.has("momenta")):
+    if unit is None and (not names or atoms.has("momenta")):
         return atoms
+    if not names:
+        raise DataError(f"velocities={unit} is of a column vel, velo or velocities: there is none")
     has = {**atoms.info, **atoms.arrays}
     values = np.column_stack([has[name] for name in sorted(names)])
     if unit is None or values.shape != (len(atoms), 3):
@@ -189,7 +197,7 @@ class Member:
         self.renamed = keep(self.atoms, atoms, {"momenta", "masses", *labels_of(atoms)})
         self.last: np.ndarray | None = None
         self.sizes: dict[str, int] = {}
-        self.distances = np.zeros((2, round(REACH / WIDTH)))
+        self.distances = self.distances_that_stay = np.zeros((2, round(REACH / WIDTH)))
         self._trajectory = f"trajectory.{settings.trajectory}"
 
     def begin(self, path: Path):
@@ -209,22 +217,23 @@ class Member:
         self._path, self.sizes = path, dict(sizes)
         first = ase.io.read(path / self._trajectory, 0, format="extxyz")
         keep(self.atoms, first, {"momenta", "masses", *labels_of(first), *self.atoms.info})
-        self.distances, self.last = np.array(distances), last
+        self.distances, self.distances_that_stay, self.last = np.array(distances), distances, last
 
     def record(self, rows, first: int, state: State):
         """Write the rows of steps from number `first` on, and the frame after them if it is due."""
         rows, settings = np.array(rows), self._settings
         rows[:, [COLUMNS.index("potential"), COLUMNS.index("conserved")]] += self._reference
         for step, row in enumerate(rows, first):
-            if step % settings.log_every == 0 or step == settings.steps:
+            due = step % settings.log_every == 0
+            if due or step == settings.steps:
                 potential, kinetic, temperature, _, conserved, pressure, size, _ = map(float, row)
                 values = [step, step * settings.timestep, potential, kinetic, potential + kinetic]
                 values += [temperature, conserved, pressure / units.GPa, size]
-                self._append(TABLE, (",".join(map(repr, values)) + "\n").encode())
+                self._append(TABLE, (",".join(map(repr, values)) + "\n").encode(), stays=due)
         if len(rows):
             step, self.last = first + len(rows) - 1, rows[-1]
-            if step % settings.save_every == 0 or step == settings.steps:
-                self.add_frame(state)
+            if (due := step % settings.save_every == 0) or step == settings.steps:
+                self.add_frame(state, stays=due)
 
     def frame(self, state: State) -> ase.Atoms:
         """Return the structure in a state, with velocities, energy, forces, step and time."""
@@ -239,18 +248,23 @@ class Member:
         atoms.calc = SinglePointCalculator(atoms, **results)
         return atoms
 
-    def add_frame(self, state: State):
-        """Add a frame to the trajectory: positions, not wrapped, momenta, energy and forces."""
+    def add_frame(self, state: State, *, stays: bool):
+        """Add a frame to the trajectory: positions, not wrapped, momenta, energy and forces.
+
+        One that does not stay, the last one off the grid, is cut off where dynamics go on.
+        """
         atoms = self.frame(state)
         text = io.StringIO()
         ase.io.write(text, atoms, format="extxyz")
         data = text.getvalue().encode()
         if self._settings.trajectory == "xyz.gz":  # one member for each frame, of the same bytes
             data = gzip.compress(data, mtime=0)
-        self._append(self._trajectory, data)
+        self._append(self._trajectory, data, stays=stays)
         with contextlib.suppress(DataError):  # of more pairs than fit the memory, or flown apart
             self.distances[0] += pair_counts(atoms, REACH, WIDTH)
             self.distances[1, 0] += 1
+        if stays:
+            self.distances_that_stay = self.distances.copy()
 
     def draw(self):
         """Write the radial distribution, and draw it and the table.
@@ -265,11 +279,11 @@ class Member:
         write_table(self._path / DISTANCES, [dict(zip(names, row, strict=True)) for row in rows])
         plots.dynamics(self._path / TABLE, self._path / DISTANCES, self._path / PICTURE)
 
-    def _append(self, name: str, data: bytes):
+    def _append(self, name: str, data: bytes, *, stays: bool = True):
         try:
             with open(self._path / name, "ab") as file:
                 file.write(data)
-                self.sizes[name] = file.tell()
+                self.sizes[name] = file.tell() if stays else self.sizes[name]
         except OSError as error:
             error.filename = str(self._path / name)
             raise

@@ -163,9 +163,14 @@ def typed(key: str, field: dataclasses.Field, value):
 
 
 def check_ranges(settings, prefix: str):
-    """Refuse the numbers of a dataclass that are not finite or not in their range."""
+    """Refuse the numbers of a dataclass that are not finite or not in their range.
+
+    NumPy's become Python's, which JSON can write.
+    """
     for field in dataclasses.fields(settings):
         value, within = getattr(settings, field.name), field.metadata.get("within")
         if within is not None and value is not None:
-            finite = not isinstance(value, float) or math.isfinite(value)
-            require(finite and within.holds(value), prefix + field.name, value, within.text)
+            if hasattr(value, "item"):
+                setattr(settings, field.name, value := value.item())
+            ok = isinstance(value, int | float) and math.isfinite(value) and within.holds(value)
+            require(ok, prefix + field.name, value, within.text)

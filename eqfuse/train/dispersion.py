@@ -55,13 +55,15 @@ class Dispersion:
         return made
 
     @classmethod
-    def of_run(cls, metadata: dict, given: str | None = None) -> "Dispersion | None":
-        """Return what is added to a network: what is given ("none" for nothing), or its own.
+    def of_run(cls, metadata: dict, given: str | bool | None = None) -> "Dispersion | None":
+        """Return what is added to a network: what is given, or its own; None for nothing.
+
+        "none" or False is nothing, and True is of PBE.
 
         A network that was trained with `data.dispersion` has that, since its labels were without.
         """
         own = metadata["config"].get("data", {}).get("dispersion")
-        text = own if given is None else given
+        text = {None: own, True: "d3(bj)", False: None}.get(given, given)
         return None if text in (None, "none") else cls.parse(text)
 
     def __str__(self) -> str:

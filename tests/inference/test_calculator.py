@@ -137,7 +137,9 @@ def test_the_example_draws_the_drift(atoms, run, tmp_path, monkeypatch, capsys):
     assert "no checkpoint" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
+)
 def test_a_copy_computes_the_same(atoms, copied):
     forces = atoms.get_forces()
     compiled = atoms.calc.num_compilations
@@ -146,7 +148,11 @@ def test_a_copy_computes_the_same(atoms, copied):
     other.positions = atoms.positions
     np.testing.assert_array_equal(other.get_forces(), forces)
     assert other.calc.num_compilations == compiled
+    unmoved = other.copy()
+    unmoved.calc = copied(other.calc)
     other.positions[0] += 0.1
+    assert other.get_potential_energy() != unmoved.get_potential_energy()
+    np.testing.assert_allclose(unmoved.get_stress(), atoms.get_stress(), rtol=0, atol=1e-12)
     atoms.positions[1] += 0.1
     assert other.get_potential_energy() != atoms.get_potential_energy()
 

@@ -152,6 +152,12 @@ def test_total_charge_is_read_from_the_atoms(runs, salt):
     assert np.diff(energies, 2)[0] == pytest.approx(curvature, rel=1e-6)
     [predicted] = eqfuse.predict(run, atoms)
     assert predicted.energy == pytest.approx(energies[-1])
+    two = [run, runs(long_range=LatentEwald(charge_key="q"), seed=5)]
+    atoms.calc = eqfuse.Committee(two)
+    for charge in (1, -1):
+        atoms.info["q"] = charge
+        members = [eqfuse.predict(one, atoms)[0].energy for one in two]
+        assert atoms.get_potential_energy() == pytest.approx(np.mean(members))
 
 
 def test_slabs_are_refused(runs, salt):

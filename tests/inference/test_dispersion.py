@@ -53,8 +53,9 @@ def dimer():
     return ase.Atoms("Cu2", 2 * ase.build.molecule("N2").positions)
 
 
-def test_predictions_of_several_structures_have_it(run, atoms, dimer):
-    predicted = eqfuse.predict(run, [atoms.copy(), dimer], dispersion="d3(bj)")
+@pytest.mark.parametrize("given", ["d3(bj)", True])
+def test_predictions_of_several_structures_have_it(given, run, atoms, dimer):
+    predicted = eqfuse.predict(run, [atoms.copy(), dimer], dispersion=given)
     for one, found in zip((atoms, dimer), predicted, strict=True):
         one.calc = by_hand(run)
         assert found.energy == pytest.approx(one.get_potential_energy(), abs=1e-9)

@@ -64,3 +64,13 @@ def test_dynamics_have_the_forces_of_the_calculator(run, frames, periodic, tmp_p
         if not periodic:
             rows = table(tmp_path / "md" / str(k))
             assert np.ptp(rows["conserved_ev"]) < 0.05 * np.ptp(rows["kinetic_ev"])
+
+
+def test_a_simulation_with_charges_is_resumed(run, frames, tmp_path):
+    whole = md.run(run, frames, steps=4, run=str(tmp_path / "whole"))
+    md.run(run, frames, steps=2, run=str(tmp_path / "parts"))
+    for k, (one, other) in enumerate(
+        zip(whole, md.resume(tmp_path / "parts", steps=4), strict=True)
+    ):
+        np.testing.assert_allclose(one.positions, other.positions, rtol=0, atol=1e-12)
+        assert other.info["q"] == k

@@ -14,6 +14,7 @@ from eqfuse.data.readers.ase_files import HELD, unread_names
 from eqfuse.distill.sampling import not_sampled
 from eqfuse.md.settings import Settings
 from eqfuse.md.structures import structures_of
+from eqfuse.runs import ConfigError
 
 VELOCITIES = np.random.default_rng(0).normal(scale=1e-3, size=(4, 3)).round(6)
 
@@ -50,6 +51,22 @@ def test_velocities_of_another_name_need_a_unit(name, unit, factor, start, tmp_p
     start.set_velocities(np.ones((4, 3)))
     [own] = structures_of(start, Settings())
     np.testing.assert_allclose(own.get_velocities(), 1)
+    [drawn] = structures_of(start, Settings(velocities="drawn"))
+    assert not drawn.has("momenta")
+    assert start.has("momenta")
+
+
+def test_a_unit_without_velocities_is_refused(start):
+    with pytest.raises(DataError, match=r"velocities=A/ps is of a column .*: there is none"):
+        structures_of(start, Settings(velocities="A/ps"))
+
+
+def test_replicas_differ_by_their_equilibration(start):
+    start.set_velocities(VELOCITIES)
+    how = {"replicas": 2, "ensemble": "nve"}
+    with pytest.raises(ConfigError, match="replicas=2 would all be the same"):
+        structures_of(start, Settings(**how))
+    assert len(structures_of(start, Settings(equilibrate=20, **how))) == 2
 
 
 def test_momenta_of_another_name_are_refused(start):

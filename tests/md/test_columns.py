@@ -10,7 +10,7 @@ from ase.constraints import FixAtoms
 
 from eqfuse import md
 from eqfuse.data import DataError
-from eqfuse.data.readers.ase_files import HELD, unread_names
+from eqfuse.data.readers.ase_files import HELD, keep, unread_names
 from eqfuse.distill.sampling import not_sampled
 from eqfuse.md.settings import Settings
 from eqfuse.md.structures import structures_of
@@ -59,6 +59,17 @@ def test_velocities_of_another_name_need_a_unit(name, unit, factor, start, tmp_p
 def test_a_unit_without_velocities_is_refused(start):
     with pytest.raises(DataError, match=r"velocities=A/ps is of a column .*: there is none"):
         structures_of(start, Settings(velocities="A/ps"))
+
+
+def test_texts_of_a_trajectory_are_words(start, tmp_path):
+    start.arrays |= {"residuenames": np.array(["A", "", "b c", "B"]), "w": np.arange(4)}
+    made = start.copy()
+    made.arrays = {name: made.arrays[name] for name in ("numbers", "positions")}
+    keep(made, start)
+    ase.io.write(tmp_path / "made.xyz", made)
+    read = ase.io.read(tmp_path / "made.xyz")
+    assert read.arrays["residuenames"].tolist() == ["A", "_", "b_c", "B"]
+    assert read.arrays["w"].tolist() == [0, 1, 2, 3]
 
 
 def test_replicas_differ_by_their_equilibration(start):

@@ -187,9 +187,20 @@ def keep(made: ase.Atoms, given: ase.Atoms, without: Collection[str] = ()) -> di
         while new in taken:
             new = f"input_{new}"
         renamed |= {name: new} if new != name else {}
-        (made.arrays if name in of_atoms else made.info)[new] = _writable(value)
+        if name in of_atoms:
+            made.arrays[new] = _words(value)
+        else:
+            made.info[new] = _writable(value)
     made.set_constraint(given.constraints)
     return renamed
+
+
+def _words(column):
+    """Return a column whose texts are one word each: of others extended XYZ could not be read."""
+    column = np.asarray(column)
+    if column.dtype.kind != "U":
+        return column
+    return np.array(["_".join(t.split()) or "_" for t in column.flat]).reshape(column.shape)
 
 
 def _writable(value):

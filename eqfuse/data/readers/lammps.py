@@ -11,7 +11,6 @@ import numpy as np
 from ase.calculators.lammps import convert
 from ase.data import atomic_masses, atomic_numbers, chemical_symbols
 
-from eqfuse.data.readers.ase_files import read_by_ase
 from eqfuse.data.readers.format import lines_of, refused_as
 from eqfuse.data.structures import DataError
 
@@ -165,9 +164,9 @@ def _data(path, types: Sequence[int]) -> ase.Atoms:
     kinds = re.search(r"^\s*(\d+)\s+atom\s+types\s*$", text, re.M)
     if not kinds:
         raise DataError("neither a LAMMPS dump (ITEM: TIMESTEP) nor a data file (N atom types)")
-    numbers = list(types)
+    numbers, labels = list(types), _section(text, "Atom Type Labels")
     _require_known(int(kinds[1]), types)
-    if not types and (labels := _section(text, "Atom Type Labels")):
+    if not types and labels:
         numbers = [_number(f"the type {k}", name) for k, name in labels.items()]
     elif not types and (masses := _section(text, "Masses")):
         numbers = _of_masses(
@@ -176,7 +175,13 @@ def _data(path, types: Sequence[int]) -> ase.Atoms:
     elif not types:
         raise DataError(f"a LAMMPS data file without elements or masses: {_NAME_THEM}")
     of_type = {k: int(number) for k, number in enumerate(numbers, start=1)}
-    [atoms] = read_by_ase(path, "lammps-data", Z_of_type=of_type, units=units or "metal")
+    if labels:  # ASE reads none before masses, and does not sort them with the atoms
+        of_label = {label: str(k) for k, label in labels.items()}
+        named = rf"^(\s*(?:\d+\s+){{0,2}})({'|'.join(map(re.escape, of_label))})(?=\s)"
+        lines[1:] = (re.sub(named, lambda m: m[1] + of_label[m[2]], line) for line in lines[1:])
+    with refused_as("not a data file of LAMMPS"):
+        how = {"Z_of_type": of_type, "units": units or "metal"}
+        atoms = ase.io.read(io.StringIO("".join(lines)), format="lammps-data", **how)
     if units is None and atoms.has("momenta"):
         velocities = convert(atoms.get_velocities(), "velocity", "ASE", "metal")
         del atoms.arrays["momenta"]

@@ -30,8 +30,8 @@ def frames_of_lammps(
     Elements are those of `types`, the elements of LAMMPS's types 1, 2, ...; else the dump's column
     `element`, the data file's type labels, or masses. A file that has none of these is refused.
     Units are those that the file names, or metal; forces (fx fy fz) and velocities, whose units are
-    others than in real, are read where it names them. Atoms are sorted by id; a data file is
-    periodic in all directions.
+    others than in real, are read where it names them. Atoms are sorted by id, with the dump's
+    `mass` and `q`; a data file is periodic in all directions.
 
     References: https://docs.lammps.org/dump.html, https://docs.lammps.org/read_data.html
     """
@@ -114,8 +114,11 @@ def _dump(text: list[str], types: Sequence[int]) -> ase.Atoms:
         if "id" in columns:
             table.sort(key=lambda row: int(row[columns.index("id")]))
         values = dict(zip(columns, zip(*table, strict=True), strict=True))
+        if "mass" in values:
+            masses = np.array(values["mass"], float)
+            values["mass"] = convert(masses, "mass", units or "metal", "ASE")
         symbols = [chemical_symbols[z] for z in _elements(values, types)]
-        read = _PLACES | (_IN_UNITS if units else set())
+        read = _PLACES | {"q"} | (_IN_UNITS if units else set())
         given, values = (
             values,
             {"element": symbols} | {k: v for k, v in values.items() if k in read},
@@ -130,6 +133,8 @@ def _dump(text: list[str], types: Sequence[int]) -> ase.Atoms:
         atoms.positions += atoms.get_celldisp().ravel()
     atoms.set_celldisp(np.zeros(3))
     atoms.info.clear()  # the step
+    if "mass" in given:
+        atoms.set_masses(given["mass"])
     if atoms.calc is not None:
         del atoms.calc.results["energy"]  # ASE's zero
     for name in sorted(_IN_UNITS & set(given) - set(values)):  # of unknown units, as columns
@@ -149,7 +154,7 @@ def _elements(values, types: Sequence[int]) -> np.ndarray:
     if names and not (set(names) == {"C"} and len(set(numbers.tolist())) > 1):
         return np.array([_number(f"atom {k}", name) for k, name in enumerate(names)])
     if "mass" in values:
-        return _of_masses([float(mass) for mass in values["mass"]])
+        return _of_masses(values["mass"])
     raise DataError(
         f"a LAMMPS dump without elements: {_NAME_THEM}, or write them by dump_modify element"
     )

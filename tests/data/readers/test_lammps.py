@@ -99,6 +99,18 @@ def test_dump_in_units_of_real(tmp_path):
         assert structure.energy is None
 
 
+@pytest.mark.parametrize(("units", "u", "e"), [("metal", 1, 1), ("micro", 1.66054e-12, 1.60218e-7)])
+@pytest.mark.parametrize("types", ["O H", None])
+def test_dump_of_masses_and_charges(tmp_path, units, u, e, types):
+    """In u and e, from those of the file; an isotope keeps its mass where elements are named."""
+    masses = f"{16 * u} {-0.8 * e}", f"{(2.014 if types else 1) * u} 0"
+    path = dump(tmp_path, "mass q", *masses, before=f"ITEM: UNITS\n{units}\n")
+    [atoms] = iterate_atoms(path, types=types)
+    np.testing.assert_array_equal(atoms.numbers, [8, 1, 1])
+    np.testing.assert_allclose(atoms.get_masses()[:2], [16, 2.014 if types else 1], rtol=1e-5)
+    np.testing.assert_allclose(atoms.get_initial_charges(), [-0.8, 0, 0], rtol=1e-5)
+
+
 DATA = """LAMMPS data file via write_data, units = {units}
 
 3 atoms

@@ -116,10 +116,10 @@ def properties_of(atoms) -> tuple[dict, dict]:
     # ASE moves the keys it knows (energy, forces, stress) into a calculator; asking that one
     # through `atoms.get_forces()` would apply constraints, so its results are read directly.
     results = atoms.calc.results if atoms.calc is not None else {}
-    plain = {PLAIN + key: key for key in NINE_NUMBERS}
-    info = {plain.get(key, key): value for key, value in atoms.info.items()}
-    # results may have a column of the same name
-    return {**results, **info}, {**atoms.arrays, **results}
+    own = {key: atoms.info[PLAIN + key] for key in NINE_NUMBERS if PLAIN + key in atoms.info}
+    info = {key: value for key, value in atoms.info.items() if not key.startswith(PLAIN)}
+    # of a name that both have, all labels are those of the calculator
+    return {**info, **results, **own}, {**atoms.arrays, **results}
 
 
 def of_atoms(
@@ -181,7 +181,7 @@ def keep(made: ase.Atoms, given: ase.Atoms, without: Collection[str] = ()) -> di
     of_atoms = {*given.arrays, *(per_atom_properties if given.calc is not None else ())}
     taken, renamed = {*made.info, *made.arrays, *_RESULTS}, {}
     for name, value in {**per_frame, **given.arrays}.items():
-        if name in ("numbers", "positions", *without) or name.startswith(PLAIN) or value is None:
+        if name in ("numbers", "positions", *without) or value is None:
             continue
         new = name
         while new in taken:

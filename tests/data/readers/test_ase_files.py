@@ -32,6 +32,17 @@ def test_labels_in_columns_of_a_database(frames, tmp_path):
         read_structures(path, keys=Keys("other"))
 
 
+def test_labels_that_there_are_twice_are_the_calculators(frames, tmp_path):
+    """All of them: an energy of another method would not be that of the forces."""
+    atoms = frames[1]
+    atoms.info |= {"energy": -1.0, "stress": np.eye(3)}
+    ase.io.write(tmp_path / "frames.traj", atoms)
+    [structure] = read_structures(tmp_path / "frames.traj")
+    assert structure.energy == atoms.get_potential_energy()
+    np.testing.assert_array_equal(structure.forces, atoms.get_forces())
+    np.testing.assert_array_equal(structure.stress, atoms.get_stress(voigt=False))
+
+
 def test_stress_in_columns_of_three_atoms_is_none_of_each_atom(frames, tmp_path):
     atoms, stress = frames[1][:3], np.array([[1.0, 4, 5], [4, 2, 6], [5, 6, 3]])
     with ase.db.connect(tmp_path / "frames.db") as database:

@@ -98,12 +98,23 @@ def frames_of_poscar(path: str | os.PathLike) -> Iterator[ase.Atoms]:
     yield from read_by_ase(path, "vasp")
 
 
+def shape_of(value) -> tuple[int, ...]:
+    """Return the shape of a value; () for objects and lists of several lengths."""
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        return ()
+    return () if array.dtype == object else array.shape
+
+
 def of_row(row) -> ase.Atoms:
     """Return the atoms of a row of a database, with its columns."""
     atoms = row.toatoms()
     for key, value in {**row.data, **row.key_value_pairs}.items():
-        of_atoms = np.shape(value)[:1] == (len(atoms),) and not re.search(_WORDS["stress"], key)
-        (atoms.arrays if of_atoms else atoms.info).setdefault(key, value)
+        of_atoms = shape_of(value)[:1] == (len(atoms),) and not re.search(_WORDS["stress"], key)
+        (atoms.arrays if of_atoms else atoms.info).setdefault(
+            key, np.asarray(value) if of_atoms else value
+        )
     return atoms
 
 
@@ -135,7 +146,7 @@ def of_atoms(
     config_type = atoms.info.get("config_type")
     volume = abs(np.linalg.det(atoms.cell.array))
     energy = spelled(per_frame, keys.energy, is_number)
-    forces = spelled(per_atom, keys.forces, lambda value: np.shape(value) == (len(atoms), 3))
+    forces = spelled(per_atom, keys.forces, lambda value: shape_of(value) == (len(atoms), 3))
     stress = stress_key(per_frame, keys.stress)
     return (units or atoms.info.get(UNITS) or Units()).structure(
         numbers=atoms.numbers,
@@ -147,7 +158,7 @@ def of_atoms(
         stress=stress_of(per_frame, stress, volume),
         config_type=None if config_type is None else str(config_type),
         origin=origin,
-        atom_weights=atom_weights if np.shape(atom_weights) == (len(atoms),) else None,
+        atom_weights=atom_weights if shape_of(atom_weights) == (len(atoms),) else None,
         hessian=per_atom.get("hessian", per_frame.get("hessian")),
         weights=_weights(atoms.info, is_virial(stress)),
         unread=_unread(per_frame, per_atom, Keys(energy, forces, stress), len(atoms)),
@@ -193,11 +204,11 @@ def keep(made: ase.Atoms, given: ase.Atoms, without: Collection[str] = ()) -> di
 
 
 def _writable(value):
-    """Return a value, or its text if extended XYZ would leave it out."""
+    """Return a value, or its text if extended XYZ would not have it, as a ragged list."""
     if isinstance(value, np.ndarray | np.generic):
         return value
     try:
-        json.dumps(value)
+        np.asarray(json.loads(json.dumps(value)))  # as ASE reads it again
     except (TypeError, ValueError):
         return " ".join(str(value).split())
     return value
@@ -225,7 +236,7 @@ def unread_names(atoms: ase.Atoms, what: str) -> list[str]:
     """Return other spellings of "velocities", "momenta", "masses" or `HELD` that atoms have."""
 
     def fits(name: str, value) -> bool:
-        key, shape = plain(name), np.shape(value)
+        key, shape = plain(name), shape_of(value)
         if not re.fullmatch(_OTHER_NAMES[what], key) or name in ("masses", "momenta", "move_mask"):
             return False
         is_column = shape == (len(atoms),) and (what == "masses" or key[-1] in "xyz")
@@ -267,8 +278,8 @@ def may_be_labels(per_frame: dict, per_atom: dict, count: int) -> dict[str, dict
     """Return the properties whose shapes are those of energy, forces and stress, by their names."""
     return {
         "energy": {k: v for k, v in per_frame.items() if is_number(v)},
-        "forces": {k: v for k, v in per_atom.items() if np.shape(v) == (count, 3)},
-        "stress": {k: v for k, v in per_frame.items() if np.shape(v) in ((3, 3), (9,), (6,))},
+        "forces": {k: v for k, v in per_atom.items() if shape_of(v) == (count, 3)},
+        "stress": {k: v for k, v in per_frame.items() if shape_of(v) in ((3, 3), (9,), (6,))},
     }
 
 

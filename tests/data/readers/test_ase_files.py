@@ -13,7 +13,8 @@ from ase.db.row import AtomsRow
 from ase.io.jsonio import encode
 
 from eqfuse.data import DataError, Keys, read_structures
-from eqfuse.data.readers import iterate_atoms
+from eqfuse.data.readers import iterate_atoms, read_with_atoms
+from eqfuse.data.readers.ase_files import as_atoms, keep, of_atoms, unread_names
 
 
 def test_labels_in_columns_of_a_database(frames, tmp_path):
@@ -41,6 +42,22 @@ def test_labels_that_there_are_twice_are_the_calculators(frames, tmp_path):
     assert structure.energy == atoms.get_potential_energy()
     np.testing.assert_array_equal(structure.forces, atoms.get_forces())
     np.testing.assert_array_equal(structure.stress, atoms.get_stress(voigt=False))
+
+
+def test_lists_of_a_database_are_columns_or_kept_as_they_are(frames, tmp_path):
+    """Lists of several lengths, such as bonds, and of objects are no arrays."""
+    kept = {"bonds": [[1], [0, 2]], "parts": [[1], [0, 2], []], "groups": [{"a": 1}, {}, {}]}
+    with ase.db.connect(tmp_path / "frames.db") as database:
+        database.write(frames[0], data=kept | {"charges_of": [0.1, 0.2, 0.3]})
+    [(_, atoms)] = read_with_atoms(tmp_path / "frames.db", Keys())
+    assert {name: atoms.info[name] for name in kept} == kept
+    np.testing.assert_array_equal(atoms.arrays["charges_of"], [0.1, 0.2, 0.3])
+    assert not [*unread_names(atoms, "masses"), *unread_names(atoms, "velocities")]
+    made = as_atoms(of_atoms(atoms))
+    keep(made, atoms)
+    ase.io.write(tmp_path / "frames.xyz", made)
+    [(_, atoms)] = read_with_atoms(tmp_path / "frames.xyz", Keys())
+    assert [atoms.info["bonds"], atoms.info["groups"]] == ["[[1], [0, 2]]", kept["groups"]]
 
 
 def test_stress_in_columns_of_three_atoms_is_none_of_each_atom(frames, tmp_path):

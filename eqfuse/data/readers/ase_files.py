@@ -122,11 +122,19 @@ NINE_NUMBERS = ("stress", "virial")
 """ASE reads nothing but nine numbers under these keys; the reader of extxyz puts `PLAIN` before."""
 
 
+def _results_of(atoms) -> dict:
+    """Return the results of a calculator, {} where the atoms have changed since."""
+    calc = atoms.calc
+    if calc is None or (getattr(calc, "atoms", None) is not None and calc.check_state(atoms)):
+        return {}
+    return calc.results
+
+
 def properties_of(atoms) -> tuple[dict, dict]:
     """Return the properties of a frame and of its atoms, by their names in the file."""
     # ASE moves the keys it knows (energy, forces, stress) into a calculator; asking that one
     # through `atoms.get_forces()` would apply constraints, so its results are read directly.
-    results = atoms.calc.results if atoms.calc is not None else {}
+    results = _results_of(atoms)
     own = {key: atoms.info[PLAIN + key] for key in NINE_NUMBERS if PLAIN + key in atoms.info}
     info = {key: value for key, value in atoms.info.items() if not key.startswith(PLAIN)}
     # of a name that both have, all labels are those of the calculator
@@ -219,8 +227,7 @@ def labels_of(atoms: ase.Atoms) -> set[str]:
     per_frame, per_atom = properties_of(atoms)
     possible = may_be_labels(per_frame, per_atom, len(atoms))
     found = {k for n, like in possible.items() for k in like if re.search(_WORDS[n], k.lower())}
-    results = atoms.calc.results if atoms.calc is not None else {}
-    return {*found, *results, *(_RESULTS & {*per_frame, *per_atom})}
+    return {*found, *_results_of(atoms), *(_RESULTS & {*per_frame, *per_atom})}
 
 
 _IS_VELOCITY = r"(atom(ic)?|initial)?(v|velo?|veloc\w*)[xyz]?"

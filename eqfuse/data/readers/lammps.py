@@ -137,6 +137,7 @@ def _dump(text: list[str], types: Sequence[int]) -> ase.Atoms:
         atoms.set_masses(given["mass"])
     if atoms.calc is not None:
         del atoms.calc.results["energy"]  # ASE's zero
+        atoms.calc.atoms = atoms.copy()  # that were displaced
     for name in sorted(_IN_UNITS & set(given) - set(values)):  # of unknown units, as columns
         atoms.arrays[name] = np.array(given[name], float)
     return atoms

@@ -60,6 +60,12 @@ def test_lists_of_a_database_are_columns_or_kept_as_they_are(frames, tmp_path):
     assert [atoms.info["bonds"], atoms.info["groups"]] == ["[[1], [0, 2]]", kept["groups"]]
 
 
+def test_results_of_other_positions_are_no_labels(frames):
+    assert of_atoms(frames[0]).energy is not None
+    frames[0].rattle(0.1)
+    assert of_atoms(frames[0]).energy is None
+
+
 def test_stress_in_columns_of_three_atoms_is_none_of_each_atom(frames, tmp_path):
     atoms, stress = frames[1][:3], np.array([[1.0, 4, 5], [4, 2, 6], [5, 6, 3]])
     with ase.db.connect(tmp_path / "frames.db") as database:

@@ -203,6 +203,7 @@ def with_results(
                 (atoms.arrays if name == "forces" else atoms.info)[f"reference_{name}"] = label
                 labels += [name] if getattr(keys, name) == name else []
         renamed |= keep(atoms, given, labels)
+        atoms.calc.atoms = atoms.copy()  # ASE writes no results of other charges or moments
         frames.append(atoms)
     if renamed:
         texts = (f"{name} as {new}" for name, new in renamed.items())

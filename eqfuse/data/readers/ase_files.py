@@ -53,10 +53,10 @@ def _by_ase(path):
         yield
 
 
-def frames_of_rows(path: str | os.PathLike) -> Iterator[ase.Atoms]:
-    """Yield the rows of a database of ASE, see `read_by_ase`."""
+def frames_of_rows(path: str | os.PathLike, type: str) -> Iterator[ase.Atoms]:
+    """Yield the rows of a database of ASE of a type, db or json, see `read_by_ase`."""
     with _by_ase(path):
-        database = ase.db.connect(os.fspath(path), append=True, use_lock_file=False)
+        database = ase.db.connect(os.fspath(path), type, append=True, use_lock_file=False)
         yield from map(of_row, database.select())
 
 

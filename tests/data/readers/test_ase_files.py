@@ -1,5 +1,6 @@
 """Trajectories, databases and other files that ASE reads, and LMDB files of rows of ASE."""
 
+import gzip
 import pickle
 import zlib
 
@@ -127,6 +128,23 @@ def test_pickled_objects_and_other_files_are_refused(rows, tmp_path):
     write(tmp_path / "damaged.lmdb", {"1": rows["1"], "2": zlib.compress(b"{}")})
     with pytest.raises(DataError, match=r"damaged\.lmdb: a row is damaged"):
         read_structures(tmp_path / "damaged.lmdb")
+
+
+@pytest.mark.parametrize("suffix", ["traj", "db", "json"])
+def test_names_in_upper_case_and_compressed_ones(frames, tmp_path, suffix):
+    """What ASE does not read compressed is refused."""
+    file, other = tmp_path / f"frames.{suffix}", tmp_path / f"FRAMES.{suffix.upper()}"
+    ase.io.write(file, frames)
+    other.write_bytes(file.read_bytes())
+    assert len(read_structures(other)) == 2
+    for end in (".gz", ".GZ"):
+        packed = tmp_path / f"{other.name}{end}"
+        packed.write_bytes(gzip.compress(file.read_bytes()))
+        if (suffix, end) == ("traj", ".gz"):
+            assert len(read_structures(packed)) == 2
+            continue
+        with pytest.raises(DataError, match=f"{packed.name} is not read while .* unpack it"):
+            read_structures(packed)
 
 
 @pytest.mark.parametrize("suffix", ["xyz", "traj", "db"])

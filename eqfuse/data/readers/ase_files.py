@@ -13,6 +13,7 @@ import ase
 import ase.db
 import ase.io
 import numpy as np
+from ase.calculators.calculator import all_properties
 from ase.data import atomic_numbers
 from ase.io.cif import parse_cif
 from ase.io.extxyz import per_atom_properties, per_config_properties
@@ -41,7 +42,30 @@ def read_by_ase(path: str | os.PathLike, format: str, **how) -> Iterator[ase.Ato
     References: https://ase-lib.org
     """
     with _by_ase(path):
-        yield from ase.io.iread(os.fspath(path), index=":", format=format, **how)
+        for atoms in ase.io.iread(os.fspath(path), index=":", format=format, **how):
+            for name, column in atoms.info.pop(_COLUMNS, {}).items():
+                atoms.set_array(name, np.asarray(column))
+            yield atoms
+
+
+_COLUMNS = PLAIN + "columns"
+
+
+def for_trajectory(atoms: ase.Atoms) -> ase.Atoms:
+    """Return atoms of which a trajectory of ASE keeps all numbers, for `read_by_ase`.
+
+    ASE itself keeps columns and results of its own names alone.
+    """
+    kept = {"numbers", "positions", *({*all_properties} & {*_results_of(atoms)})}
+    per_frame, per_atom = (
+        {name: value for name, value in part.items() if name not in kept}
+        for part in properties_of(atoms)
+    )
+    columns = {k: np.asarray(v) for k, v in per_atom.items() if shape_of(v)[:1] == (len(atoms),)}
+    made = atoms.copy()
+    made.info = per_frame | {_COLUMNS: {k: v for k, v in columns.items() if v.dtype.kind in "biuf"}}
+    made.calc = atoms.calc
+    return made
 
 
 @contextlib.contextmanager
@@ -136,7 +160,7 @@ def properties_of(atoms) -> tuple[dict, dict]:
     # through `atoms.get_forces()` would apply constraints, so its results are read directly.
     results = _results_of(atoms)
     own = {key: atoms.info[PLAIN + key] for key in NINE_NUMBERS if PLAIN + key in atoms.info}
-    info = {key: value for key, value in atoms.info.items() if not key.startswith(PLAIN)}
+    info = {key: value for key, value in atoms.info.items() if not str(key).startswith(PLAIN)}
     # of a name that both have, all labels are those of the calculator
     return {**info, **results, **own}, {**atoms.arrays, **results}
 

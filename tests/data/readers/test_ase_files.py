@@ -15,7 +15,7 @@ from ase.io.jsonio import encode
 
 from eqfuse.data import DataError, Keys, read_structures
 from eqfuse.data.readers import iterate_atoms, read_with_atoms
-from eqfuse.data.readers.ase_files import as_atoms, keep, of_atoms, unread_names
+from eqfuse.data.readers.ase_files import as_atoms, for_trajectory, keep, of_atoms, unread_names
 
 
 def test_labels_in_columns_of_a_database(frames, tmp_path):
@@ -65,6 +65,24 @@ def test_results_of_other_positions_are_no_labels(frames):
     assert of_atoms(frames[0]).energy is not None
     frames[0].rattle(0.1)
     assert of_atoms(frames[0]).energy is None
+
+
+def test_a_trajectory_keeps_labels_of_any_name(frames, tmp_path, rng):
+    """To the bit, of the calculator or not, those of a moved structure left out."""
+    atoms, hessian = frames[0], rng.normal(size=(3, 27))
+    atoms.info |= {"REF_energy": 0.1, "config_energy_weight": 2.0, "note": "x"}
+    atoms.arrays |= {"hessian": hessian, "REF_forces": rng.normal(size=(3, 3)).astype("float32")}
+    atoms.calc.results["DFT_forces"] = rng.normal(size=(3, 3))
+    frames[1].rattle(0.1)
+    ase.io.write(tmp_path / "frames.traj", [for_trajectory(one) for one in frames])
+    for forces in ("forces", "REF_forces", "DFT_forces"):
+        keys = Keys(energy="energy" if forces == "forces" else "REF_energy", forces=forces)
+        read, moved = read_structures(tmp_path / "frames.traj", keys=keys)
+        expected = of_atoms(atoms, keys)
+        assert (read.energy, read.weights) == (expected.energy, expected.weights)
+        np.testing.assert_array_equal(read.forces, expected.forces)
+        np.testing.assert_array_equal(read.hessian.ravel(), hessian.ravel())
+        assert (moved.energy, moved.forces) == (None, None)
 
 
 def test_stress_in_columns_of_three_atoms_is_none_of_each_atom(frames, tmp_path):

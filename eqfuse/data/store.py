@@ -24,12 +24,13 @@ import numpy as np
 
 from eqfuse.data.lazy import Lazy, Subset, reported
 from eqfuse.data.readers import USUAL_KEYS, Keys, iterate_structures
+from eqfuse.data.readers.format import files_of
 from eqfuse.data.samples import Sample, arranged, prepare_samples, sample_of
 from eqfuse.data.structures import UNWEIGHTED, DataError, Structure, weighted
 from eqfuse.ops._host import num_processors
 from eqfuse.ops._kept import Kept
 
-_VERSION = "5"
+_VERSION = "6"
 """Version of what the files hold; another one is stored anew."""
 _CHUNK = 500  # frames that a worker makes lists of at once
 _FEWEST = 4000  # frames that workers are started for: they import for seconds
@@ -55,8 +56,9 @@ def store_structures(
     key = hashlib.sha256(repr((_VERSION, fields, tuple(keys), types)).encode())
     for path in paths:
         key.update(f"{os.fspath(path)}\0".encode())
-        with contextlib.suppress(OSError), open(path, "rb") as file:  # reading it raises
-            key.update(hashlib.file_digest(file, "sha256").digest())
+        for one in files_of(path):
+            with contextlib.suppress(OSError), open(one, "rb") as file:  # reading it raises
+                key.update(hashlib.file_digest(file, "sha256").digest())
     kept = Kept("store" if folder is None else folder, key.hexdigest())
 
     def write(to: Path):

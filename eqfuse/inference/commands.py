@@ -118,7 +118,8 @@ def run_select(options: Select):
             f"{options.runs} is one network, and a spread needs several; train others with "
             f"seeds=4, or fit that of one: eqfuse uncertainty {options.runs}"
         )
-    read = read_with_atoms(options.file, data.Keys(), options.types)
+    keys = data.Keys(charge=networks[0].charge_key)
+    read = read_with_atoms(options.file, keys, options.types)
     structures = [structure for structure, _ in read]
     format = format_of(out, min(options.number, len(read)))
     predicted = predict(networks, structures)
@@ -128,7 +129,7 @@ def run_select(options: Select):
     if not numbers:
         raise data.DataError(f"the spread of all frames is above most={options.most} eV/Å")
     chosen = [read[k] for k in numbers]
-    frames = with_results(chosen, [predicted[k] for k in numbers], data.Keys(), frame=0)
+    frames = with_results(chosen, [predicted[k] for k in numbers], keys, frame=0)
     for atoms, k in zip(frames, numbers, strict=True):
         atoms.info["frame"] = k
     write_atoms(out, frames, format)
@@ -203,6 +204,7 @@ def with_results(
                 (atoms.arrays if name == "forces" else atoms.info)[f"reference_{name}"] = label
                 labels += [name] if getattr(keys, name) == name else []
         renamed |= keep(atoms, given, labels)
+        atoms.calc.atoms = atoms.copy()  # ASE writes no results of other charges or moments
         frames.append(atoms)
     if renamed:
         texts = (f"{name} as {new}" for name, new in renamed.items())

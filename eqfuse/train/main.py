@@ -60,7 +60,7 @@ def fit(*settings: str, callbacks: Sequence = (), **more) -> Path:
       settings: as on the command line, such as "training.second_stage=null".
       callbacks: see `eqfuse.train.Callback`.
       more: settings whose names have no dot; values are as on the command line, or Python's. `data`
-        may be `ase.Atoms`, or several in any form, which are kept in the folder of the run.
+        may be several files, or `ase.Atoms` in any form, which are kept in the folder of the run.
     Returns:
       the folder of the run, which `eqfuse.Calculator`, `eqfuse.predict` and `load_run` take.
     Raises:
@@ -80,17 +80,21 @@ def fit(*settings: str, callbacks: Sequence = (), **more) -> Path:
 
 
 def _with_frames_written(given: dict) -> dict:
-    """Return settings of which `data`, frames in any form, is a file in the folder of the run."""
+    """Return settings of which `data` names files; `ase.Atoms` are in the folder of the run."""
     import ase.io
 
-    frames = data.frames_of(given["data"])
+    from eqfuse.data.readers.ase_files import for_trajectory
+
+    frames = data.frames_of(given["data"], lambda path: [os.fspath(path)])
+    if all(isinstance(frame, str) for frame in frames):
+        return given | {"data": ",".join(frames)}
     if not all(isinstance(frame, ase.Atoms) for frame in frames):
-        raise ConfigError("data must be the name of a file, or ase.Atoms, one or several")
+        raise ConfigError("data must be names of files, or ase.Atoms, one or several")
     run = given.get("run") or f"runs/{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}_fit"
     require_free(run)
     file = Path(run) / FRAMES
     file.parent.mkdir(parents=True, exist_ok=True)
-    ase.io.write(file, frames)
+    ase.io.write(file, [for_trajectory(frame) for frame in frames])
     return given | {"data": str(file), "run": run}
 
 

@@ -164,8 +164,11 @@ class DataSettings:
         path, dispersion = getattr(self, part), self.subtracted()
         if path is None and part != "path":
             return None
+        from eqfuse.data.readers.format import files_of
+
         files = [] if path is None else matching(path)
-        size = sum(os.path.getsize(file) for file in files if os.path.exists(file))
+        parts = [part for file in files for part in files_of(file)]
+        size = sum(part.stat().st_size for part in parts if part.exists())
         large = self.store == "auto" and size > _LARGE and dispersion is None
         how = {"keys": self.keys, "types": self.types}
         if files and (self.store == "on" or large):

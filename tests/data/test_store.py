@@ -16,6 +16,8 @@ from eqfuse.data.lazy import chosen
 from eqfuse.data.samples import prepare_samples
 from eqfuse.data.store import StoredSamples, samples_of, store_structures, write_lists
 from eqfuse.data.structures import weighted_by_type
+from eqfuse.train import sources
+from tests.data.readers.test_ase_files import encoded, write
 from tests.fuzz.damage import CHANGES
 from tests.small_runs import labelled, prepared, rewritten
 
@@ -134,6 +136,23 @@ def test_files_are_read_once_and_again_when_they_change(files, tmp_path, monkeyp
             stored()
     assert stored() != first
     assert len(list(folder.glob("[!.]*"))) == 2
+
+
+@pytest.mark.parametrize("given", ["frames.xyz@:1", "set.aselmdb"])
+def test_changes_of_what_an_index_or_a_folder_names(tmp_path, monkeypatch, given):
+    """Which are kept on disk by their size, as files are."""
+    monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(sources, "_LARGE", 0)
+    (tmp_path / "set.aselmdb").mkdir()
+    atoms, found = labelled(ase.build.molecule("H2O")), []
+    for energy in (1.0, 2.0):
+        atoms.calc.results["energy"] = energy
+        ase.io.write(tmp_path / "frames.xyz", atoms)
+        write(tmp_path / "set.aselmdb" / "a.aselmdb", {"1": encoded(atoms)})
+        frames = sources.DataSettings(path=str(tmp_path / given)).read()
+        assert isinstance(frames, store.StoredStructures)
+        found += [frame.energy for frame in frames]
+    assert found == [1.0, 2.0]
 
 
 def test_nothing_is_kept_of_files_that_are_refused(files, tmp_path):

@@ -1,6 +1,7 @@
 """Networks with latent charges, wherever they compute."""
 
 import math
+import shutil
 
 import ase.build
 import ase.io
@@ -158,6 +159,19 @@ def test_total_charge_is_read_from_the_atoms(runs, salt):
         atoms.info["q"] = charge
         members = [eqfuse.predict(one, atoms)[0].energy for one in two]
         assert atoms.get_potential_energy() == pytest.approx(np.mean(members))
+
+
+def test_frames_are_selected_with_their_total_charges(runs, salt, tmp_path, command):
+    committee, atoms = tmp_path / "committee", free(salt)
+    for seed in range(2):
+        run = runs(long_range=LatentEwald(charge_key="q"), seed=seed)
+        shutil.copytree(run, committee / f"seed={seed}")
+    atoms.info["q"] = 1
+    ase.io.write(tmp_path / "in.xyz", atoms)
+    command("select", committee, tmp_path / "in.xyz", tmp_path / "out.xyz")
+    [expected] = eqfuse.predict(committee, atoms)
+    found = ase.io.read(tmp_path / "out.xyz").get_potential_energy()
+    assert found == pytest.approx(expected.energy, abs=1e-8)
 
 
 def test_slabs_are_refused(runs, salt):

@@ -43,12 +43,16 @@ def test_a_file_has_what_the_calculator_gives(
     assert not list(tmp_path.glob(".*partial*"))
 
 
-@pytest.mark.parametrize("suffix", [".xyz", ".traj", ".db"])
+@pytest.mark.parametrize("suffix", [".xyz", ".traj", ".db", ".json"])
 def test_formats_are_chosen_by_the_suffix(committee, copper, tmp_path, command, suffix):
-    """And replaced, not added to."""
-    out, run = tmp_path / f"out{suffix}", committee / "seed=0"
+    """And replaced, not added to; with charges and moments of the atoms, too."""
+    file, out, run = tmp_path / "in.traj", tmp_path / f"out{suffix}", committee / "seed=0"
+    frames = ase.io.read(copper, ":")
+    frames[0].set_initial_magnetic_moments([1, 0, 0, 0])
+    frames[1].set_initial_charges([1, 0, 0, 0])
+    ase.io.write(file, frames)
     for _ in range(2):
-        command("predict", run, copper, out)
+        command("predict", run, file, out)
     for s, p in zip(read_structures(out), eqfuse.predict(run, copper), strict=True):
         assert s.energy == pytest.approx(p.energy, abs=1e-12)
         np.testing.assert_allclose(s.forces, p.forces, atol=1e-8)

@@ -24,7 +24,7 @@ from eqfuse.train.schedule import Limits
 from tests.child import run_python
 from tests.data.test_checks_of_stress import frames_of
 from tests.ops import tiers
-from tests.small_runs import TINY, errors_of, prepared, rows_of
+from tests.small_runs import TINY, errors_of, prepared, rewritten, rows_of
 
 FORCES = "forces_rmse_mev_per_a"
 
@@ -59,15 +59,31 @@ def test_a_run_learns_and_can_be_read_back(tmp_path, water, capsys, model):
 
 
 def test_fit_takes_frames(tmp_path, water):
-    """Which are kept in the folder of the run, and trained on as those of the file are."""
-    frames, losses = ase.io.read(water, ":"), []
-    for name, given in (("file", str(water)), ("frames", iter(frames))):
-        folder = fit(*TINY, "steps=2", data=given, run=str(tmp_path / name))
+    """Which are kept in the folder of the run, and trained on as those of the file are.
+
+    Their labels may have other names, and their atoms weights; other columns are kept, too.
+    """
+
+    def change(number, atoms):
+        atoms.info["REF_energy"] = atoms.get_potential_energy()
+        atoms.set_array("REF_forces", atoms.get_forces())
+        atoms.set_array("forces_weight", np.array([1.0, 0, number]))
+        atoms.calc = None
+
+    path, losses = rewritten(water, tmp_path / "water.xyz", change), []
+    frames, keys = (
+        ase.io.read(path, ":"),
+        ("data.energy_key=REF_energy", "data.forces_key=REF_forces"),
+    )
+    for name, given in (("file", str(path)), ("files", [path]), ("frames", iter(frames))):
+        folder = fit(*TINY, *keys, "steps=2", data=given, run=str(tmp_path / name))
         losses.append([row["val_loss"] for row in rows_of(folder)])
-    assert losses[0] == losses[1]
+    assert losses[0] == losses[1] == losses[2]
     assert ase.io.read(tmp_path / "frames" / "frames.traj", ":") == frames
-    with pytest.raises(DataError, match=r"no such file: nowhere\.xyz"):
+    with pytest.raises(DataError, match=r"no such file: .*nowhere\.xyz"):
         fit(data=["nowhere.xyz"])
+    with pytest.raises(ConfigError, match="names of files, or ase"):
+        fit(data=[path, frames[0]])
 
 
 def test_weights_of_edges_are_rounded_in_training_alone(tmp_path, water, capsys):

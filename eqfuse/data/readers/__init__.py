@@ -75,8 +75,8 @@ FORMATS = {
     "hdf5": Format(frames_of_hdf5, ("*.h5", "*.hdf5"), needs="keys"),
     "lmdb": Format(frames_of_lmdb, ("*.lmdb", "*.aselmdb")),
     "traj": _by_ase("*.traj", "traj"),
-    "db": Format(frames_of_rows, ("*.db",)),
-    "json": Format(frames_of_rows, ("*.json",)),
+    "db": Format(functools.partial(frames_of_rows, type="db"), ("*.db",)),
+    "json": Format(functools.partial(frames_of_rows, type="json"), ("*.json",)),
     "cif": Format(frames_of_cif, ("*.cif",)),
     "gen": _by_ase("*.gen", "gen"),
     "pdb": Format(frames_of_pdb, ("*.pdb",)),
@@ -87,6 +87,7 @@ FORMATS = {
     "lammps": Format(frames_of_lammps, _LAMMPS, _TYPED, needs="types"),
 }
 """Formats by name. The first one reads files of any other name that hold nothing known."""
+_UNPACKED = ("rmd17", "hdf5", "lmdb", "db", "json")
 
 
 def iterate_structures(path, format=None, keys=USUAL_KEYS, units=None, types=None) -> Iterator:
@@ -105,6 +106,9 @@ def _each(given, made: Callable, format=None, keys: Keys = USUAL_KEYS, types=Non
     format = format or _format(path)
     if format not in FORMATS:
         raise DataError(f"the format {format!r} is unknown; choose from: {', '.join(FORMATS)}")
+    packed = os.path.splitext(path)[1]
+    if packed.lower() in COMPRESSED and (format in _UNPACKED or packed not in COMPRESSED):
+        raise DataError(f"{path} is not read while it is compressed so; unpack it")
     frames, needs = FORMATS[format].frames, FORMATS[format].needs
     if types and needs != "types":
         raise DataError(f"{path} is no file of LAMMPS, so that it has no types; leave them out")

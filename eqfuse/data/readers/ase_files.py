@@ -13,6 +13,7 @@ import ase
 import ase.db
 import ase.io
 import numpy as np
+from ase.calculators.calculator import all_properties
 from ase.data import atomic_numbers
 from ase.io.cif import parse_cif
 from ase.io.extxyz import per_atom_properties, per_config_properties
@@ -41,7 +42,30 @@ def read_by_ase(path: str | os.PathLike, format: str, **how) -> Iterator[ase.Ato
     References: https://ase-lib.org
     """
     with _by_ase(path):
-        yield from ase.io.iread(os.fspath(path), index=":", format=format, **how)
+        for atoms in ase.io.iread(os.fspath(path), index=":", format=format, **how):
+            for name, column in atoms.info.pop(_COLUMNS, {}).items():
+                atoms.set_array(name, np.asarray(column))
+            yield atoms
+
+
+_COLUMNS = PLAIN + "columns"
+
+
+def for_trajectory(atoms: ase.Atoms) -> ase.Atoms:
+    """Return atoms of which a trajectory of ASE keeps all numbers, for `read_by_ase`.
+
+    ASE itself keeps columns and results of its own names alone.
+    """
+    kept = {"numbers", "positions", *({*all_properties} & {*_results_of(atoms)})}
+    per_frame, per_atom = (
+        {name: value for name, value in part.items() if name not in kept}
+        for part in properties_of(atoms)
+    )
+    columns = {k: np.asarray(v) for k, v in per_atom.items() if shape_of(v)[:1] == (len(atoms),)}
+    made = atoms.copy()
+    made.info = per_frame | {_COLUMNS: {k: v for k, v in columns.items() if v.dtype.kind in "biuf"}}
+    made.calc = atoms.calc
+    return made
 
 
 @contextlib.contextmanager
@@ -53,10 +77,10 @@ def _by_ase(path):
         yield
 
 
-def frames_of_rows(path: str | os.PathLike) -> Iterator[ase.Atoms]:
-    """Yield the rows of a database of ASE, see `read_by_ase`."""
+def frames_of_rows(path: str | os.PathLike, type: str) -> Iterator[ase.Atoms]:
+    """Yield the rows of a database of ASE of a type, db or json, see `read_by_ase`."""
     with _by_ase(path):
-        database = ase.db.connect(os.fspath(path), append=True, use_lock_file=False)
+        database = ase.db.connect(os.fspath(path), type, append=True, use_lock_file=False)
         yield from map(of_row, database.select())
 
 
@@ -98,12 +122,23 @@ def frames_of_poscar(path: str | os.PathLike) -> Iterator[ase.Atoms]:
     yield from read_by_ase(path, "vasp")
 
 
+def shape_of(value) -> tuple[int, ...]:
+    """Return the shape of a value; () for objects and lists of several lengths."""
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        return ()
+    return () if array.dtype == object else array.shape
+
+
 def of_row(row) -> ase.Atoms:
     """Return the atoms of a row of a database, with its columns."""
     atoms = row.toatoms()
     for key, value in {**row.data, **row.key_value_pairs}.items():
-        of_atoms = np.shape(value)[:1] == (len(atoms),) and not re.search(_WORDS["stress"], key)
-        (atoms.arrays if of_atoms else atoms.info).setdefault(key, value)
+        of_atoms = shape_of(value)[:1] == (len(atoms),) and not re.search(_WORDS["stress"], key)
+        (atoms.arrays if of_atoms else atoms.info).setdefault(
+            key, np.asarray(value) if of_atoms else value
+        )
     return atoms
 
 
@@ -111,15 +146,23 @@ NINE_NUMBERS = ("stress", "virial")
 """ASE reads nothing but nine numbers under these keys; the reader of extxyz puts `PLAIN` before."""
 
 
+def _results_of(atoms) -> dict:
+    """Return the results of a calculator, {} where the atoms have changed since."""
+    calc = atoms.calc
+    if calc is None or (getattr(calc, "atoms", None) is not None and calc.check_state(atoms)):
+        return {}
+    return calc.results
+
+
 def properties_of(atoms) -> tuple[dict, dict]:
     """Return the properties of a frame and of its atoms, by their names in the file."""
     # ASE moves the keys it knows (energy, forces, stress) into a calculator; asking that one
     # through `atoms.get_forces()` would apply constraints, so its results are read directly.
-    results = atoms.calc.results if atoms.calc is not None else {}
-    plain = {PLAIN + key: key for key in NINE_NUMBERS}
-    info = {plain.get(key, key): value for key, value in atoms.info.items()}
-    # results may have a column of the same name
-    return {**results, **info}, {**atoms.arrays, **results}
+    results = _results_of(atoms)
+    own = {key: atoms.info[PLAIN + key] for key in NINE_NUMBERS if PLAIN + key in atoms.info}
+    info = {key: value for key, value in atoms.info.items() if not str(key).startswith(PLAIN)}
+    # of a name that both have, all labels are those of the calculator
+    return {**info, **results, **own}, {**atoms.arrays, **results}
 
 
 def of_atoms(
@@ -135,7 +178,7 @@ def of_atoms(
     config_type = atoms.info.get("config_type")
     volume = abs(np.linalg.det(atoms.cell.array))
     energy = spelled(per_frame, keys.energy, is_number)
-    forces = spelled(per_atom, keys.forces, lambda value: np.shape(value) == (len(atoms), 3))
+    forces = spelled(per_atom, keys.forces, lambda value: shape_of(value) == (len(atoms), 3))
     stress = stress_key(per_frame, keys.stress)
     return (units or atoms.info.get(UNITS) or Units()).structure(
         numbers=atoms.numbers,
@@ -147,7 +190,7 @@ def of_atoms(
         stress=stress_of(per_frame, stress, volume),
         config_type=None if config_type is None else str(config_type),
         origin=origin,
-        atom_weights=atom_weights if np.shape(atom_weights) == (len(atoms),) else None,
+        atom_weights=atom_weights if shape_of(atom_weights) == (len(atoms),) else None,
         hessian=per_atom.get("hessian", per_frame.get("hessian")),
         weights=_weights(atoms.info, is_virial(stress)),
         unread=_unread(per_frame, per_atom, Keys(energy, forces, stress), len(atoms)),
@@ -181,7 +224,7 @@ def keep(made: ase.Atoms, given: ase.Atoms, without: Collection[str] = ()) -> di
     of_atoms = {*given.arrays, *(per_atom_properties if given.calc is not None else ())}
     taken, renamed = {*made.info, *made.arrays, *_RESULTS}, {}
     for name, value in {**per_frame, **given.arrays}.items():
-        if name in ("numbers", "positions", *without) or name.startswith(PLAIN) or value is None:
+        if name in ("numbers", "positions", *without) or value is None:
             continue
         new = name
         while new in taken:
@@ -204,11 +247,11 @@ def _words(column):
 
 
 def _writable(value):
-    """Return a value, or its text if extended XYZ would leave it out."""
+    """Return a value, or its text if extended XYZ would not have it, as a ragged list."""
     if isinstance(value, np.ndarray | np.generic):
         return value
     try:
-        json.dumps(value)
+        np.asarray(json.loads(json.dumps(value)))  # as ASE reads it again
     except (TypeError, ValueError):
         return " ".join(str(value).split())
     return value
@@ -219,8 +262,7 @@ def labels_of(atoms: ase.Atoms) -> set[str]:
     per_frame, per_atom = properties_of(atoms)
     possible = may_be_labels(per_frame, per_atom, len(atoms))
     found = {k for n, like in possible.items() for k in like if re.search(_WORDS[n], k.lower())}
-    results = atoms.calc.results if atoms.calc is not None else {}
-    return {*found, *results, *(_RESULTS & {*per_frame, *per_atom})}
+    return {*found, *_results_of(atoms), *(_RESULTS & {*per_frame, *per_atom})}
 
 
 _IS_VELOCITY = r"(atom(ic)?|initial)?(v|velo?|veloc\w*)[xyz]?"
@@ -236,7 +278,7 @@ def unread_names(atoms: ase.Atoms, what: str) -> list[str]:
     """Return other spellings of "velocities", "momenta", "masses" or `HELD` that atoms have."""
 
     def fits(name: str, value) -> bool:
-        key, shape = plain(name), np.shape(value)
+        key, shape = plain(name), shape_of(value)
         if not re.fullmatch(_OTHER_NAMES[what], key) or name in ("masses", "momenta", "move_mask"):
             return False
         is_column = shape == (len(atoms),) and (what == "masses" or key[-1] in "xyz")
@@ -278,8 +320,8 @@ def may_be_labels(per_frame: dict, per_atom: dict, count: int) -> dict[str, dict
     """Return the properties whose shapes are those of energy, forces and stress, by their names."""
     return {
         "energy": {k: v for k, v in per_frame.items() if is_number(v)},
-        "forces": {k: v for k, v in per_atom.items() if np.shape(v) == (count, 3)},
-        "stress": {k: v for k, v in per_frame.items() if np.shape(v) in ((3, 3), (9,), (6,))},
+        "forces": {k: v for k, v in per_atom.items() if shape_of(v) == (count, 3)},
+        "stress": {k: v for k, v in per_frame.items() if shape_of(v) in ((3, 3), (9,), (6,))},
     }
 
 

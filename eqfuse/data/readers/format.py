@@ -9,6 +9,7 @@ import os
 import stat
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import ase.units
@@ -169,6 +170,12 @@ def indexed(path: str | os.PathLike) -> tuple[str | os.PathLike, slice]:
             f"{path}: {index!r} is no index of frames; write {file}@0, @-1, @:10 or @2:8:2"
         ) from err
     return file, found
+
+
+def files_of(path: str | os.PathLike) -> list[Path]:
+    """Return the files that FILE, FILE@INDEX or a folder of LMDB is read from."""
+    file = Path(indexed(path)[0])
+    return sorted(set(file.glob("*mdb")) - {file / "lock.mdb"}) if file.is_dir() else [file]
 
 
 @contextlib.contextmanager

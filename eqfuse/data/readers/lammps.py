@@ -11,7 +11,6 @@ import numpy as np
 from ase.calculators.lammps import convert
 from ase.data import atomic_masses, atomic_numbers, chemical_symbols
 
-from eqfuse.data.readers.ase_files import read_by_ase
 from eqfuse.data.readers.format import lines_of, refused_as
 from eqfuse.data.structures import DataError
 
@@ -31,8 +30,8 @@ def frames_of_lammps(
     Elements are those of `types`, the elements of LAMMPS's types 1, 2, ...; else the dump's column
     `element`, the data file's type labels, or masses. A file that has none of these is refused.
     Units are those that the file names, or metal; forces (fx fy fz) and velocities, whose units are
-    others than in real, are read where it names them. Atoms are sorted by id; a data file is
-    periodic in all directions.
+    others than in real, are read where it names them. Atoms are sorted by id, with the dump's
+    `mass` and `q`; a data file is periodic in all directions.
 
     References: https://docs.lammps.org/dump.html, https://docs.lammps.org/read_data.html
     """
@@ -115,8 +114,11 @@ def _dump(text: list[str], types: Sequence[int]) -> ase.Atoms:
         if "id" in columns:
             table.sort(key=lambda row: int(row[columns.index("id")]))
         values = dict(zip(columns, zip(*table, strict=True), strict=True))
+        if "mass" in values:
+            masses = np.array(values["mass"], float)
+            values["mass"] = convert(masses, "mass", units or "metal", "ASE")
         symbols = [chemical_symbols[z] for z in _elements(values, types)]
-        read = _PLACES | (_IN_UNITS if units else set())
+        read = _PLACES | {"q"} | (_IN_UNITS if units else set())
         given, values = (
             values,
             {"element": symbols} | {k: v for k, v in values.items() if k in read},
@@ -131,8 +133,11 @@ def _dump(text: list[str], types: Sequence[int]) -> ase.Atoms:
         atoms.positions += atoms.get_celldisp().ravel()
     atoms.set_celldisp(np.zeros(3))
     atoms.info.clear()  # the step
+    if "mass" in given:
+        atoms.set_masses(given["mass"])
     if atoms.calc is not None:
         del atoms.calc.results["energy"]  # ASE's zero
+        atoms.calc.atoms = atoms.copy()  # that were displaced
     for name in sorted(_IN_UNITS & set(given) - set(values)):  # of unknown units, as columns
         atoms.arrays[name] = np.array(given[name], float)
     return atoms
@@ -150,7 +155,7 @@ def _elements(values, types: Sequence[int]) -> np.ndarray:
     if names and not (set(names) == {"C"} and len(set(numbers.tolist())) > 1):
         return np.array([_number(f"atom {k}", name) for k, name in enumerate(names)])
     if "mass" in values:
-        return _of_masses([float(mass) for mass in values["mass"]])
+        return _of_masses(values["mass"])
     raise DataError(
         f"a LAMMPS dump without elements: {_NAME_THEM}, or write them by dump_modify element"
     )
@@ -165,9 +170,9 @@ def _data(path, types: Sequence[int]) -> ase.Atoms:
     kinds = re.search(r"^\s*(\d+)\s+atom\s+types\s*$", text, re.M)
     if not kinds:
         raise DataError("neither a LAMMPS dump (ITEM: TIMESTEP) nor a data file (N atom types)")
-    numbers = list(types)
+    numbers, labels = list(types), _section(text, "Atom Type Labels")
     _require_known(int(kinds[1]), types)
-    if not types and (labels := _section(text, "Atom Type Labels")):
+    if not types and labels:
         numbers = [_number(f"the type {k}", name) for k, name in labels.items()]
     elif not types and (masses := _section(text, "Masses")):
         numbers = _of_masses(
@@ -176,7 +181,13 @@ def _data(path, types: Sequence[int]) -> ase.Atoms:
     elif not types:
         raise DataError(f"a LAMMPS data file without elements or masses: {_NAME_THEM}")
     of_type = {k: int(number) for k, number in enumerate(numbers, start=1)}
-    [atoms] = read_by_ase(path, "lammps-data", Z_of_type=of_type, units=units or "metal")
+    if labels:  # ASE reads none before masses, and does not sort them with the atoms
+        of_label = {label: str(k) for k, label in labels.items()}
+        named = rf"^(\s*(?:\d+\s+){{0,2}})({'|'.join(map(re.escape, of_label))})(?=\s)"
+        lines[1:] = (re.sub(named, lambda m: m[1] + of_label[m[2]], line) for line in lines[1:])
+    with refused_as("not a data file of LAMMPS"):
+        how = {"Z_of_type": of_type, "units": units or "metal"}
+        atoms = ase.io.read(io.StringIO("".join(lines)), format="lammps-data", **how)
     if units is None and atoms.has("momenta"):
         velocities = convert(atoms.get_velocities(), "velocity", "ASE", "metal")
         del atoms.arrays["momenta"]

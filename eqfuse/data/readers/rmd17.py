@@ -63,6 +63,10 @@ def _load(path) -> tuple[dict[str, np.ndarray], Units]:
                     f"{path} has no {', '.join(missing)}; it has {', '.join(file) or 'nothing'}, "
                     f"rMD17 has {', '.join(_RMD17)} and MD22 {', '.join(_MD22)}"
                 )
+            if "lattice" in file:
+                raise DataError(
+                    f"{path} has a lattice, and rMD17 and MD22 are molecules; write extended XYZ"
+                )
             return {key: file[key] for key in keys}, _units(path, file)
     except DataError:
         raise

@@ -1,5 +1,6 @@
 """Trajectories, databases and other files that ASE reads, and LMDB files of rows of ASE."""
 
+import gzip
 import pickle
 import zlib
 
@@ -13,7 +14,8 @@ from ase.db.row import AtomsRow
 from ase.io.jsonio import encode
 
 from eqfuse.data import DataError, Keys, read_structures
-from eqfuse.data.readers import iterate_atoms
+from eqfuse.data.readers import iterate_atoms, read_with_atoms
+from eqfuse.data.readers.ase_files import as_atoms, for_trajectory, keep, of_atoms, unread_names
 
 
 def test_labels_in_columns_of_a_database(frames, tmp_path):
@@ -30,6 +32,57 @@ def test_labels_in_columns_of_a_database(frames, tmp_path):
     assert structure.weights[:3] == (2, 1, 1)
     with pytest.raises(DataError, match=r"none of 1 frame: no energy under the key 'other'"):
         read_structures(path, keys=Keys("other"))
+
+
+def test_labels_that_there_are_twice_are_the_calculators(frames, tmp_path):
+    """All of them: an energy of another method would not be that of the forces."""
+    atoms = frames[1]
+    atoms.info |= {"energy": -1.0, "stress": np.eye(3)}
+    ase.io.write(tmp_path / "frames.traj", atoms)
+    [structure] = read_structures(tmp_path / "frames.traj")
+    assert structure.energy == atoms.get_potential_energy()
+    np.testing.assert_array_equal(structure.forces, atoms.get_forces())
+    np.testing.assert_array_equal(structure.stress, atoms.get_stress(voigt=False))
+
+
+def test_lists_of_a_database_are_columns_or_kept_as_they_are(frames, tmp_path):
+    """Lists of several lengths, such as bonds, and of objects are no arrays."""
+    kept = {"bonds": [[1], [0, 2]], "parts": [[1], [0, 2], []], "groups": [{"a": 1}, {}, {}]}
+    with ase.db.connect(tmp_path / "frames.db") as database:
+        database.write(frames[0], data=kept | {"charges_of": [0.1, 0.2, 0.3]})
+    [(_, atoms)] = read_with_atoms(tmp_path / "frames.db", Keys())
+    assert {name: atoms.info[name] for name in kept} == kept
+    np.testing.assert_array_equal(atoms.arrays["charges_of"], [0.1, 0.2, 0.3])
+    assert not [*unread_names(atoms, "masses"), *unread_names(atoms, "velocities")]
+    made = as_atoms(of_atoms(atoms))
+    keep(made, atoms)
+    ase.io.write(tmp_path / "frames.xyz", made)
+    [(_, atoms)] = read_with_atoms(tmp_path / "frames.xyz", Keys())
+    assert [atoms.info["bonds"], atoms.info["groups"]] == ["[[1], [0, 2]]", kept["groups"]]
+
+
+def test_results_of_other_positions_are_no_labels(frames):
+    assert of_atoms(frames[0]).energy is not None
+    frames[0].rattle(0.1)
+    assert of_atoms(frames[0]).energy is None
+
+
+def test_a_trajectory_keeps_labels_of_any_name(frames, tmp_path, rng):
+    """To the bit, of the calculator or not, those of a moved structure left out."""
+    atoms, hessian = frames[0], rng.normal(size=(3, 27))
+    atoms.info |= {"REF_energy": 0.1, "config_energy_weight": 2.0, "note": "x"}
+    atoms.arrays |= {"hessian": hessian, "REF_forces": rng.normal(size=(3, 3)).astype("float32")}
+    atoms.calc.results["DFT_forces"] = rng.normal(size=(3, 3))
+    frames[1].rattle(0.1)
+    ase.io.write(tmp_path / "frames.traj", [for_trajectory(one) for one in frames])
+    for forces in ("forces", "REF_forces", "DFT_forces"):
+        keys = Keys(energy="energy" if forces == "forces" else "REF_energy", forces=forces)
+        read, moved = read_structures(tmp_path / "frames.traj", keys=keys)
+        expected = of_atoms(atoms, keys)
+        assert (read.energy, read.weights) == (expected.energy, expected.weights)
+        np.testing.assert_array_equal(read.forces, expected.forces)
+        np.testing.assert_array_equal(read.hessian.ravel(), hessian.ravel())
+        assert (moved.energy, moved.forces) == (None, None)
 
 
 def test_stress_in_columns_of_three_atoms_is_none_of_each_atom(frames, tmp_path):
@@ -93,6 +146,23 @@ def test_pickled_objects_and_other_files_are_refused(rows, tmp_path):
     write(tmp_path / "damaged.lmdb", {"1": rows["1"], "2": zlib.compress(b"{}")})
     with pytest.raises(DataError, match=r"damaged\.lmdb: a row is damaged"):
         read_structures(tmp_path / "damaged.lmdb")
+
+
+@pytest.mark.parametrize("suffix", ["traj", "db", "json"])
+def test_names_in_upper_case_and_compressed_ones(frames, tmp_path, suffix):
+    """What ASE does not read compressed is refused."""
+    file, other = tmp_path / f"frames.{suffix}", tmp_path / f"FRAMES.{suffix.upper()}"
+    ase.io.write(file, frames)
+    other.write_bytes(file.read_bytes())
+    assert len(read_structures(other)) == 2
+    for end in (".gz", ".GZ"):
+        packed = tmp_path / f"{other.name}{end}"
+        packed.write_bytes(gzip.compress(file.read_bytes()))
+        if (suffix, end) == ("traj", ".gz"):
+            assert len(read_structures(packed)) == 2
+            continue
+        with pytest.raises(DataError, match=f"{packed.name} is not read while .* unpack it"):
+            read_structures(packed)
 
 
 @pytest.mark.parametrize("suffix", ["xyz", "traj", "db"])

@@ -99,6 +99,18 @@ def test_dump_in_units_of_real(tmp_path):
         assert structure.energy is None
 
 
+@pytest.mark.parametrize(("units", "u", "e"), [("metal", 1, 1), ("micro", 1.66054e-12, 1.60218e-7)])
+@pytest.mark.parametrize("types", ["O H", None])
+def test_dump_of_masses_and_charges(tmp_path, units, u, e, types):
+    """In u and e, from those of the file; an isotope keeps its mass where elements are named."""
+    masses = f"{16 * u} {-0.8 * e}", f"{(2.014 if types else 1) * u} 0"
+    path = dump(tmp_path, "mass q", *masses, before=f"ITEM: UNITS\n{units}\n")
+    [atoms] = iterate_atoms(path, types=types)
+    np.testing.assert_array_equal(atoms.numbers, [8, 1, 1])
+    np.testing.assert_allclose(atoms.get_masses()[:2], [16, 2.014 if types else 1], rtol=1e-5)
+    np.testing.assert_allclose(atoms.get_initial_charges(), [-0.8, 0, 0], rtol=1e-5)
+
+
 DATA = """LAMMPS data file via write_data, units = {units}
 
 3 atoms
@@ -137,6 +149,22 @@ def test_data_file(tmp_path, masses, types, message):
         return
     with pytest.raises(DataError, match=message):
         read(path, types)
+
+
+@pytest.mark.parametrize(("style", "molecule"), [("atomic", ""), ("molecular", "7 ")])
+@pytest.mark.parametrize(("types", "numbers"), [(None, [8, 1, 1]), ("S,H", [16, 1, 1])])
+def test_labels_in_place_of_types(tmp_path, style, molecule, types, numbers):
+    """Of atoms in any order; masses and bonds are those of the atoms."""
+    sections = "\nAtom Type Labels\n\n1 O\n2 H\n\nMasses\n\nO 15.9994\nH 2.014 # heavy\n"
+    rows = (f"3 {molecule}H 3 4 4\n", f" 1 {molecule}O 1 4 4\n", f"2 {molecule}H 2 4 4\n")
+    head = DATA.format(masses=sections, units="metal").replace("atomic", style).split("1 1 4.0")[0]
+    bonds = "\nBonds\n\n1 1 1 2\n2 1 1 3\n"
+    (tmp_path / "water.lmp").write_text(head + "".join(rows) + bonds)
+    [atoms] = iterate_atoms(tmp_path / "water.lmp", types=types)
+    np.testing.assert_array_equal(atoms.numbers, numbers)
+    np.testing.assert_allclose(atoms.get_masses(), [15.9994, 2.014, 2.014], rtol=1e-8)
+    np.testing.assert_array_equal(atoms.positions[:, 0], [1, 2, 3])
+    assert atoms.arrays["bonds"][0] == "1(1),2(1)"
 
 
 def test_types_are_of_lammps(tmp_path):

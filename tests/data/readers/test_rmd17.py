@@ -68,6 +68,10 @@ def test_unknown_units_are_refused(tmp_path, key, unit):
         ({"nuclear_charges": np.array([8, 1, 0])}, "frame 0: unknown element: atom 2"),
         ({"nuclear_charges": np.array([8.0, 1, 1])}, "nuclear_charges must be integers, and is f"),
         ({"forces": np.full((4, 3, 3), 1j)}, "forces must be real numbers, and is complex128"),
+        (
+            {"lattice": 9 * np.eye(3)},
+            "m.npz has a lattice, and rMD17 and MD22 are molecules; write",
+        ),
         ({"energies": np.full(4, "low")}, "energies must be real numbers, and is <U3"),
     ],
 )

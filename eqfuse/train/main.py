@@ -69,7 +69,7 @@ def fit(*settings: str, callbacks: Sequence = (), **more) -> Path:
       Interrupted: by Ctrl-C, after a checkpoint.
     """
     if not isinstance(more.get("data"), str | os.PathLike | None):
-        more = _with_frames_written(more)
+        more = _with_frames_written(settings, more)
     arguments = [*settings, *(f"{name}={written(value)}" for name, value in more.items())]
     config = parse(arguments)
     keep_memory()
@@ -79,7 +79,7 @@ def fit(*settings: str, callbacks: Sequence = (), **more) -> Path:
         give_back()
 
 
-def _with_frames_written(given: dict) -> dict:
+def _with_frames_written(settings: Sequence[str], given: dict) -> dict:
     """Return settings of which `data` names files; `ase.Atoms` are in the folder of the run."""
     import ase.io
 
@@ -90,7 +90,9 @@ def _with_frames_written(given: dict) -> dict:
         return given | {"data": ",".join(frames)}
     if not all(isinstance(frame, ase.Atoms) for frame in frames):
         raise ConfigError("data must be names of files, or ase.Atoms, one or several")
-    run = given.get("run") or f"runs/{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}_fit"
+    runs = [given.get("run"), *(s.partition("run=")[2] for s in settings if s.startswith("run="))]
+    run = next(filter(None, runs), f"runs/{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}_fit")
+    run = os.path.expanduser(run)
     require_free(run)
     file = Path(run) / FRAMES
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -58,7 +58,7 @@ def test_a_run_learns_and_can_be_read_back(tmp_path, water, capsys, model):
     assert max(len(line) for line in lines[header:] if str(folder) not in line) < 100
 
 
-def test_fit_takes_frames(tmp_path, water):
+def test_fit_takes_frames(tmp_path, water, monkeypatch):
     """Which are kept in the folder of the run, and trained on as those of the file are.
 
     Their labels may have other names, and their atoms weights; other columns are kept, too.
@@ -80,6 +80,8 @@ def test_fit_takes_frames(tmp_path, water):
         losses.append([row["val_loss"] for row in rows_of(folder)])
     assert losses[0] == losses[1] == losses[2]
     assert ase.io.read(tmp_path / "frames" / "frames.traj", ":") == frames
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert fit(*TINY, *keys, "steps=1", "run=~/named", data=frames) == tmp_path / "named"
     with pytest.raises(DataError, match=r"no such file: .*nowhere\.xyz"):
         fit(data=["nowhere.xyz"])
     with pytest.raises(ConfigError, match="names of files, or ase"):

@@ -14,6 +14,7 @@ import ase.db
 import ase.io
 import numpy as np
 from ase.calculators.calculator import all_properties
+from ase.calculators.singlepoint import SinglePointCalculator
 from ase.data import atomic_numbers
 from ase.io.cif import parse_cif
 from ase.io.extxyz import per_atom_properties, per_config_properties
@@ -56,7 +57,8 @@ def for_trajectory(atoms: ase.Atoms) -> ase.Atoms:
 
     ASE itself keeps columns and results of its own names alone.
     """
-    kept = {"numbers", "positions", *({*all_properties} & {*_results_of(atoms)})}
+    results = {name: v for name, v in _results_of(atoms).items() if name in all_properties}
+    kept = {"numbers", "positions", *results}
     per_frame, per_atom = (
         {name: value for name, value in part.items() if name not in kept}
         for part in properties_of(atoms)
@@ -64,7 +66,7 @@ def for_trajectory(atoms: ase.Atoms) -> ase.Atoms:
     columns = {k: np.asarray(v) for k, v in per_atom.items() if shape_of(v)[:1] == (len(atoms),)}
     made = atoms.copy()
     made.info = per_frame | {_COLUMNS: {k: v for k, v in columns.items() if v.dtype.kind in "biuf"}}
-    made.calc = atoms.calc
+    made.calc = SinglePointCalculator(made, **results) if results else None
     return made
 
 
@@ -147,11 +149,17 @@ NINE_NUMBERS = ("stress", "virial")
 
 
 def _results_of(atoms) -> dict:
-    """Return the results of a calculator, {} where the atoms have changed since."""
-    calc = atoms.calc
-    if calc is None or (getattr(calc, "atoms", None) is not None and calc.check_state(atoms)):
-        return {}
-    return calc.results
+    """Return the results of a calculator, {} where the atoms have changed since.
+
+    Atoms that were wrapped into their cell have not.
+    """
+    calc, changes = atoms.calc, []
+    if calc is not None and getattr(calc, "atoms", None) is not None:
+        changes = calc.check_state(atoms)
+    if changes == ["positions"]:
+        moves = atoms.cell.complete().scaled_positions(atoms.positions - calc.atoms.positions)
+        changes = np.abs(moves - moves.round() * atoms.pbc).max() > 1e-8
+    return {} if calc is None or changes else calc.results
 
 
 def properties_of(atoms) -> tuple[dict, dict]:

@@ -9,6 +9,7 @@ import ase.io
 import lmdb
 import numpy as np
 import pytest
+from ase.calculators.singlepoint import SinglePointCalculator
 from ase.constraints import FixAtoms
 from ase.db.row import AtomsRow
 from ase.io.jsonio import encode
@@ -61,10 +62,19 @@ def test_lists_of_a_database_are_columns_or_kept_as_they_are(frames, tmp_path):
     assert [atoms.info["bonds"], atoms.info["groups"]] == ["[[1], [0, 2]]", kept["groups"]]
 
 
-def test_results_of_other_positions_are_no_labels(frames):
-    assert of_atoms(frames[0]).energy is not None
-    frames[0].rattle(0.1)
-    assert of_atoms(frames[0]).energy is None
+def test_results_of_other_positions_are_no_labels(frames, tmp_path):
+    atoms = frames[0]
+    energy = of_atoms(atoms).energy
+    assert energy is not None
+    atoms.set_cell([[5.0, 0, 0], [1, 5, 0], [0, 2, 5]])
+    atoms.pbc = [True, True, False]
+    atoms.calc = SinglePointCalculator(atoms, energy=energy)
+    atoms.positions[1] += atoms.cell[0] - 2 * atoms.cell[1]
+    assert of_atoms(atoms).energy == energy
+    ase.io.write(tmp_path / "wrapped.traj", for_trajectory(atoms))
+    assert ase.io.read(tmp_path / "wrapped.traj").get_potential_energy() == energy
+    atoms.positions[1] += atoms.cell[2]
+    assert of_atoms(atoms).energy is None
 
 
 def test_a_trajectory_keeps_labels_of_any_name(frames, tmp_path, rng):

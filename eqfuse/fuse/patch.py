@@ -89,8 +89,9 @@ def _method(cls: type, method: str, of: str):
         if not _is_replaced(cls.__name__) or not _is_plain(type(module), cls):
             return own.__get__(module, cls)(*args, **options)
         ours = getattr(importlib.import_module(of), cls.__name__)
-        view = object.__new__(ours)  # the same attributes, so that parameters are its own
-        vars(view).update(vars(module))
+        view = object.__new__(ours)
+        # one dictionary, so that parameters are its own, and flax's scope is after a call, too
+        object.__setattr__(view, "__dict__", vars(module))
         return getattr(view, method)(*args, **options)
 
     return called

@@ -22,6 +22,7 @@ from eqfuse.fuse.moves import fault, guarded, is_strict, outputs_of
 from eqfuse.fuse.patch import patched_for
 from eqfuse.fuse.reads import columns_read, readers
 from eqfuse.fuse.row_polynomials import ARITHMETIC, MOVES, RowPolynomials, products_behind
+from eqfuse.ops.primitives.rules import x64_of
 from eqfuse.ops.transforms.trace import FLOATS, Node, Trace, bind, needed, traced
 
 OPS = pathlib.Path(__file__).parents[1]
@@ -302,7 +303,8 @@ def _replaced(closed: ClosedJaxpr, entries: list[tuple], constants=()) -> Callab
     def replaced(*arrays):
         try:
             found: list[tuple] = []
-            outputs = rewritten(closed, arrays, found, known)
+            with x64_of(*Trace(closed, {}).avals):
+                outputs = rewritten(closed, arrays, found, known)
         except Exception as error:
             if is_strict():
                 raise

@@ -191,12 +191,13 @@ def group_by_interval(interval, num_intervals: int) -> Edges:
     """Return the rows of each interval, by which gradients of a table are summed.
 
     Args:
-      interval: [rows] int32, in [0, num_intervals).
+      interval: [rows] integers, in [0, num_intervals).
       num_intervals: static.
 
     Example:
       >>> ops.group_by_interval(jnp.array([1, 0, 1]), 2).receiver_order
       Array([1, 0, 2], dtype=int32)
     """
+    interval = as_int32(interval)
     order, ptr = orders([interval], num_intervals)
     return Edges(interval, interval, order, ptr, order, ptr, num_intervals)

@@ -47,6 +47,15 @@ def test_the_example_at_the_head_of_row_polynomials():
     assert not found.failed
 
 
+def test_enable_x64_within_a_function():
+    def function(*args):
+        with jax.enable_x64(True):
+            return PLAIN_OF_ARRAYS(*(a.astype(jnp.float64) for a in args))
+
+    args = operands(jnp.float32)
+    assert_close(ops.fuse(function, patch=True)(*args), function(*args), 1e-14)
+
+
 def test_the_report_says_where(capsys):
     fused(PLAIN, report=True)(*operands(jnp.float32))
     report = capsys.readouterr().out

@@ -198,6 +198,11 @@ def of_vmapped_class(x, y):
     return linear("3x0e+2x1o").apply(PARAMETERS, tensor_product(x, y, filter_ir_out="0e+1o"))
 
 
+def of_a_shared_layer(x, y):
+    linear = Linear("3x0e+2x1o").bind(PARAMETERS)
+    return linear(tensor_product(x, y, filter_ir_out="0e+1o")) + linear(e3nn.concatenate([x, x]))
+
+
 def of_functional_linear(x, y):
     weights = [np.arange(6.0).reshape(2, 3), np.ones((2, 2))]
     return e3nn.utils.vmap(lambda x: MADE(weights, x))(x)
@@ -227,6 +232,7 @@ WAYS = {
     ),
     "equinox, made_before": lambda x, y: linear_of_equinox()(x.filter("1o")),
     "vmapped_class": of_vmapped_class,
+    "shared": of_a_shared_layer,
     "functional_linear": of_functional_linear,
     "flat_weights_and_biases": of_flat_weights_and_biases,
     "elementwise": lambda x, y: e3nn.elementwise_tensor_product(

@@ -35,7 +35,7 @@ def problem(
 
     ends = rng.integers(NODES, size=(2, EDGES)) % np.array([[NODES], [receivers or NODES]])
     edges = dataclasses.replace(ops.Edges.from_arrays(*ends, NODES), num_receivers=receivers)
-    intervals = jnp.asarray(rng.integers(INTERVALS, size=EDGES), jnp.int32)
+    intervals = jnp.asarray(rng.integers(INTERVALS, size=EDGES))  # int64 with x64
     factor = jnp.asarray(np.arange(EDGES) < EDGES - 2, dtype)[:, None]
     numbers = jnp.asarray(rng.uniform(-1, 1, size=(EDGES, 1)), dtype) * factor
     table = ops.Tabulated(array(INTERVALS, ORDER, width), intervals, numbers, factor)

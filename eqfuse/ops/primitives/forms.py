@@ -306,7 +306,7 @@ def _activation_jvp(primals, tangents, *, form, backend):
 activation_p = rules.defined_primitive(
     "eqfuse_activation", _activation, _activation_abstract, jvp=_activation_jvp
 )
-mlir.register_lowering(activation_p, mlir.lower_fun(_activation, multiple_results=True))
+mlir.register_lowering(activation_p, rules.lowering_by(_activation))
 
 
 def _lower_linear_form(*arrays, form, num_rows, backend):

@@ -11,7 +11,7 @@ from jax.interpreters import mlir
 from jax.interpreters import partial_eval as pe
 
 from eqfuse.ops.backends.triton.primitive import launch_p
-from eqfuse.ops.primitives import forms, gpu_layer, layer, measured
+from eqfuse.ops.primitives import forms, gpu_layer, layer, measured, rules
 from eqfuse.ops.primitives.choice import Kernels
 from eqfuse.ops.primitives.measured import LookedUp, Problem
 
@@ -25,7 +25,7 @@ def _lower_fused(*arrays, call):
 
 lowerings: dict[Primitive, Callable] = {**forms.lowerings, layer.fused_p: _lower_fused}
 for _primitive, _function in lowerings.items():
-    mlir.register_lowering(_primitive, mlir.lower_fun(_function, multiple_results=True))
+    mlir.register_lowering(_primitive, rules.lowering_by(_function))
 
 
 def compile_ahead(function, *args, target: str | None = None, threads: int | None = None):

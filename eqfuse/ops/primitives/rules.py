@@ -9,7 +9,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching
+from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
 from eqfuse.ops.ir.form import Form
@@ -47,6 +47,23 @@ def defined_primitive(name: str, function, abstract, *, jvp=None, transpose=None
 
 definitions: dict[Primitive, Callable] = {}
 """The functions that the primitives of `defined_primitive` stand for."""
+
+
+def x64_of(*avals):
+    """Return a context that computes these in float64, though the user's own may have ended."""
+    is_wide = any(getattr(aval, "dtype", None) in ("float64", "int64") for aval in avals)
+    return jax.enable_x64(is_wide or jax.config.jax_enable_x64)
+
+
+def lowering_by(function) -> Callable:
+    """Return the rule that lowers a primitive as a function."""
+    rule = mlir.lower_fun(function, multiple_results=True)
+
+    def lower(ctx, *operands, **params):
+        with x64_of(*ctx.avals_in, *ctx.avals_out):
+            return rule(ctx, *operands, **params)
+
+    return lower
 
 
 @dataclasses.dataclass(frozen=True)

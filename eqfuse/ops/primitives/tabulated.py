@@ -102,4 +102,4 @@ def _lower(*arrays, call: Call):
 
 
 rules.definitions[tabulated_p] = _lower
-mlir.register_lowering(tabulated_p, mlir.lower_fun(_lower, multiple_results=True))
+mlir.register_lowering(tabulated_p, rules.lowering_by(_lower))

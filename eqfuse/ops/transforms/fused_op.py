@@ -12,7 +12,7 @@ from jax.interpreters import partial_eval as pe
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.fused import sum_form
 from eqfuse.ops.ir.program import Array, Elementwise, FormStep, Program
-from eqfuse.ops.primitives import layer, lowering, native
+from eqfuse.ops.primitives import layer, lowering, native, rules
 from eqfuse.ops.primitives.choice import Kernels
 from eqfuse.ops.transforms.conversion import Converter, NoStepError
 from eqfuse.ops.transforms.trace import Trace
@@ -90,6 +90,4 @@ def _lower_on_cpu(*arrays, call: layer.Call) -> list:
     ]
 
 
-mlir.register_lowering(
-    layer.fused_p, mlir.lower_fun(_lower_on_cpu, multiple_results=True), platform="cpu"
-)
+mlir.register_lowering(layer.fused_p, rules.lowering_by(_lower_on_cpu), platform="cpu")

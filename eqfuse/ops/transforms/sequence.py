@@ -261,7 +261,7 @@ def _lower(ctx, *operands, call: Sequence, on_cpu: bool = False):
         run = call.run
     else:
         call.log(f"as written: {'on several devices' if on_cpu else 'not on a CPU'}")
-    return mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
+    return rules.lowering_by(run)(ctx, *operands)
 
 
 sequence_p = rules.defined_primitive("eqfuse_sequence", _transformed, _abstract)

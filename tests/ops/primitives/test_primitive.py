@@ -256,3 +256,20 @@ def test_inputs_without_a_path_have_zero_gradients(backend):
     assert (dy[:, 1:] == 0).all()
     for used in (dx[:2, :4], dy[:, :1], dw):
         assert (used != 0).all()
+
+
+@kernels_by_default
+@pytest.mark.parametrize("name", tiers.slow_unless(["graph", "layer"], *CASES, *OTHER))
+def test_enable_x64_within_a_function(name, backend):
+    """It has ended when JAX lowers what the function computes."""
+    case = case_of(name)
+    operands = case.operands()
+
+    @jax.jit
+    def function():
+        with jax.enable_x64(True):
+            return case.function(backend)(*operands)
+
+    with only(backend), jax.enable_x64(False):
+        found = function()
+    assert_close(found, case.reference(*operands), 1e-12)

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import runpy
 import sys
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import pytest
 from ase.calculators.emt import EMT
 from ase.calculators.lj import LennardJones
 
+from eqfuse.certify import worker
 from eqfuse.certify.check import Certificate, drift
 from eqfuse.certify.checks import CHECKS, Row, worst_of
 from eqfuse.certify.compare import compare
@@ -219,6 +221,14 @@ def test_a_calculator_of_another_process_is_checked_and_reported(calculator_file
     assert known["precision"] == "float64"
     assert {row["check"] for row in known["checks"]} <= set(CHECKS)
     assert known["versions"]["python"]
+
+
+def test_the_worker_draws_velocities_with_ase_before_3_29(monkeypatch):
+    monkeypatch.delattr("ase.md.velocitydistribution.thermalize_momenta")
+    dynamics = runpy.run_path(worker.__file__)["dynamics"]
+    found = dynamics(EMT(), ase.build.bulk("Cu").repeat(4), 1.0, 1, 600.0)
+    kinetic = 0.5 * ase.data.atomic_masses[29] * np.square(found["velocities"]).mean()
+    assert kinetic == pytest.approx(0.5 * ase.units.kB * 600, rel=0.2)
 
 
 def test_a_page_escapes_names(tmp_path):

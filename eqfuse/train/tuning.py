@@ -185,7 +185,7 @@ class Tuning:
     def remembered(self) -> Samples:
         """Return the frames to remember as samples for the training, of the weight of replay."""
         weights = Weights(*[self.config.replay_weight] * len(Weights._fields))
-        how = {"weights": weights, "origin": "a frame of replay"}
+        how = {"weights": weights, "atom_weights": None, "origin": "a frame of replay"}
         return self.samples([dataclasses.replace(s, **how) for s in self.frames])
 
     def with_replay(self, dataset: Dataset) -> tuple[Dataset, Samples | None]:

@@ -49,6 +49,8 @@ def parse_all(arguments: list[str]) -> list[Config]:
     require(fits, "seeds", count, "a number of runs")
     if "resume" in given:
         raise ConfigError("resume= goes on with one run; leave seeds= out")
+    if "seed" in given:
+        raise ConfigError(f"seeds={count} trains runs of seed=0 to {int(count) - 1}; leave one out")
     one, seeds = _configured(given), range(int(count))
     folder = one.run or f"runs/{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}_seeds"
     configs = [dataclasses.replace(one, seed=k, run=f"{folder}/seed={k}") for k in seeds]

@@ -111,6 +111,23 @@ def test_a_file_is_read_with_its_labels_or_labelled(past, run, tmp_path):
         network.made(str(path))
 
 
+@pytest.mark.parametrize(("key", "is_read"), [("REF", True), ("usual", True), ("other", False)])
+def test_a_replayed_file_has_the_names_of_the_data_or_the_usual_ones(
+    past, tmp_path, capsys, key, is_read
+):
+    network, _ = past
+    own = {"energy_key": "REF_energy", "forces_key": "REF_forces"}
+    data = dataclasses.replace(network.config.data, **own)
+    network = dataclasses.replace(network, config=dataclasses.replace(network.config, data=data))
+    atoms, name = ase.build.molecule("CH4"), "" if key == "usual" else f"{key}_"
+    atoms.info[f"{name}energy"], atoms.arrays[f"{name}forces"] = -7.0, np.ones((5, 3))
+    ase.io.write(path := tmp_path / "past.xyz", atoms)
+    [made] = network.made(str(path))
+    assert (made.energy == -7.0) == is_read
+    said = capsys.readouterr().err
+    assert ("other_energy, other_forces is not read" in said) == (not is_read)
+
+
 def test_a_resumed_run_has_the_replayed_frames_with_weights_and_hessians(past, tmp_path):
     network, _ = past
     atoms = ase.build.molecule("CH4")

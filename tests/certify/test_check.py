@@ -15,7 +15,7 @@ from ase.calculators.emt import EMT
 from ase.calculators.lj import LennardJones
 
 from eqfuse.certify import worker
-from eqfuse.certify.check import Certificate, drift
+from eqfuse.certify.check import Certificate, Check, _others_of, drift
 from eqfuse.certify.checks import CHECKS, Row, worst_of
 from eqfuse.certify.compare import compare
 from eqfuse.certify.questions import _slope
@@ -308,6 +308,13 @@ def test_a_run_computes_in_batches_what_its_calculator_does(converted):
     np.testing.assert_allclose(batched.forces, alone.forces, atol=1e-12)
     np.testing.assert_allclose(batched.stress, alone.stress, atol=1e-14)
     assert {"eqfuse", "jax"} <= set(run.versions())
+
+
+def test_float32_is_compared_on_the_backend_that_is_checked(converted):
+    options = Check(str(converted), backend="e3nn", backends=("xla",))
+    others = _others_of(Run(converted, backend="e3nn"), options)
+    found = [other._calculator.network.module.potential.model.backend for *_, other in others]
+    assert found == ["xla", "e3nn"]
 
 
 @pytest.fixture

@@ -361,4 +361,5 @@ def _others_of(subject: Subject, options: Check) -> list[tuple[str, str, Subject
     names = names if options.backends is None else options.backends
     of_run = options.calculator
     others = [("backend", n, Run(of_run, dtype="float64", backend=n, which=which)) for n in names]
-    return [*others, ("precision", "float32", Run(of_run, dtype="float32", which=which))]
+    single = Run(of_run, dtype="float32", backend=options.backend, which=which)
+    return [*others, ("precision", "float32", single)]

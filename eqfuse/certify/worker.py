@@ -18,7 +18,7 @@ import ase
 import numpy as np
 from ase import units
 from ase.calculators.calculator import PropertyNotImplementedError
-from ase.md.velocitydistribution import Stationary, thermalize_momenta
+from ase.md.velocitydistribution import Stationary
 from ase.md.verlet import VelocityVerlet
 from ase.optimize import FIRE
 
@@ -71,7 +71,8 @@ def dynamics(calculator, atoms: ase.Atoms, timestep: float, steps: int, temperat
       energies [steps] eV, velocities and forces [steps, n_atoms, 3] in ASE's units, after each
       step; fewer where the dynamics end with an error.
     """
-    thermalize_momenta(atoms, temperature, rng=np.random.default_rng(0))
+    normal = np.random.default_rng(0).standard_normal((len(atoms), 3))  # old ASE has another name
+    atoms.set_momenta(normal * np.sqrt(units.kB * temperature * atoms.get_masses())[:, None])
     Stationary(atoms)
     atoms.calc = calculator
     verlet = VelocityVerlet(atoms, timestep * units.fs)

@@ -1,5 +1,6 @@
 """From arguments to configurations: of new runs, of one that goes on, of one from a network."""
 
+import contextlib
 import dataclasses
 import datetime
 import os
@@ -48,6 +49,8 @@ def parse_all(arguments: list[str]) -> list[Config]:
     require(fits, "seeds", count, "a number of runs")
     if "resume" in given:
         raise ConfigError("resume= goes on with one run; leave seeds= out")
+    if "seed" in given:
+        raise ConfigError(f"seeds={count} trains runs of seed=0 to {int(count) - 1}; leave one out")
     one, seeds = _configured(given), range(int(count))
     folder = one.run or f"runs/{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}_seeds"
     configs = [dataclasses.replace(one, seed=k, run=f"{folder}/seed={k}") for k in seeds]
@@ -107,13 +110,23 @@ def _resumed(given: dict[str, str]) -> Config:
     changed = {name: typed(name, fields[name], text) for name, text in given.items()}
     folder = changed["resume"]
     path = Path(folder) / "config.yaml"
-    config = from_plain(read_yaml(path), path)
+    config = from_plain(read_yaml(path) | _lengths(folder), path)
     if files.has_checkpoint(folder, "best") and not files.has_checkpoint(folder, "last"):
         raise ConfigError(
             f"{folder} holds a network and no training to go on with; "
             f"start_from={folder} trains it further, in a folder of its own"
         )
     return dataclasses.replace(config, **changed, run=folder)
+
+
+def _lengths(folder: str) -> dict:
+    """Return the lengths in the last checkpoint of a run, which was perhaps made longer."""
+    for file in files.FILES["last"]:
+        with contextlib.suppress(CheckpointError):  # the one before it is taken, or none
+            path = Path(folder) / "checkpoints" / file
+            config = files.read_file(path, only_metadata=True)[1]["config"]
+            return {name: config[name] for name in LENGTHS}
+    return {}
 
 
 def _started(base: dict, given: dict[str, str]) -> Config:

@@ -84,10 +84,14 @@ def farthest(features: np.ndarray, count: int) -> list[int]:
 
 
 def write_frames(path, frames: Sequence[Structure]):
-    """Write labelled frames to a file that `eqfuse.data.read_structures` reads to the last bit."""
+    """Write labelled frames to a file that `eqfuse.data.read_structures` reads to the last bit.
+
+    It has no weights.
+    """
     written, path = [], Path(path)
     for s in frames:
         atoms = as_atoms(s)
+        atoms.info = {} if s.hessian is None else {"hessian": s.hessian}
         stress = None if s.stress is None else full_3x3_to_voigt_6_stress(s.stress)
         labels = {"energy": s.energy, "forces": s.forces, "stress": stress}
         atoms.calc = SinglePointCalculator(atoms, **labels)

@@ -132,8 +132,9 @@ class Tuning:
     def made(self, source: str) -> list[Structure]:
         """Return at most `replay_frames` frames, the farthest from each other by descriptors.
 
-        The source is "auto", or a file, whose labels count from the reference energies of the
-        network and have its dispersion; frames without energy and forces are labelled by it.
+        The source is "auto", or a file, whose labels have the names of the data or the usual ones,
+        count from the reference energies of the network and have its dispersion; frames without
+        energy and forces are labelled by it.
 
         Raises:
           DataError: a file that cannot be read, or has no frame of the network's elements.
@@ -148,13 +149,18 @@ class Tuning:
                     f"replay={source}: total charges of replayed frames are not read, and the "
                     "network reads them; give replay=auto or none"
                 )
-            read, known = read_structures(source, require_labels=False), {*past.species}
+            keys, known = self.config.data.keys, {*past.species}
+            read = read_structures(source, keys=keys, require_labels=False)
+            if not any(s.forces is not None for s in read):  # of a past with the usual names
+                read = read_structures(source, require_labels=False)
             given = [s for s in read if not s.is_isolated_atom and {*s.numbers.tolist()} <= known]
             given = [*map(past.dispersion.without, given)] if past.dispersion else given
         is_known = [s.energy is not None and s.forces is not None for s in given]
         frames = [*compress(given, is_known)]
         others = [s for s, known in zip(given, is_known, strict=True) if not known]
         if others:
+            if unread := ", ".join(sorted({key for s in others for key in s.unread.values()})):
+                warn(f"replay={source}: {unread} is not read; the network labels these frames")
             frames += filter(_is_moderate, self.labelled(others, past.initial_params()))
         if not frames:
             raise DataError(
@@ -185,7 +191,7 @@ class Tuning:
     def remembered(self) -> Samples:
         """Return the frames to remember as samples for the training, of the weight of replay."""
         weights = Weights(*[self.config.replay_weight] * len(Weights._fields))
-        how = {"weights": weights, "origin": "a frame of replay"}
+        how = {"weights": weights, "atom_weights": None, "origin": "a frame of replay"}
         return self.samples([dataclasses.replace(s, **how) for s in self.frames])
 
     def with_replay(self, dataset: Dataset) -> tuple[Dataset, Samples | None]:

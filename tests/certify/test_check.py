@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import runpy
 import sys
 from types import SimpleNamespace
 
@@ -13,7 +14,8 @@ import pytest
 from ase.calculators.emt import EMT
 from ase.calculators.lj import LennardJones
 
-from eqfuse.certify.check import Certificate, drift
+from eqfuse.certify import worker
+from eqfuse.certify.check import Certificate, Check, _others_of, drift
 from eqfuse.certify.checks import CHECKS, Row, worst_of
 from eqfuse.certify.compare import compare
 from eqfuse.certify.questions import _slope
@@ -221,6 +223,14 @@ def test_a_calculator_of_another_process_is_checked_and_reported(calculator_file
     assert known["versions"]["python"]
 
 
+def test_the_worker_draws_velocities_with_ase_before_3_29(monkeypatch):
+    monkeypatch.delattr("ase.md.velocitydistribution.thermalize_momenta")
+    dynamics = runpy.run_path(worker.__file__)["dynamics"]
+    found = dynamics(EMT(), ase.build.bulk("Cu").repeat(4), 1.0, 1, 600.0)
+    kinetic = 0.5 * ase.data.atomic_masses[29] * np.square(found["velocities"]).mean()
+    assert kinetic == pytest.approx(0.5 * ase.units.kB * 600, rel=0.2)
+
+
 def test_a_page_escapes_names(tmp_path):
     name = "a|b\n# *c* [d](e) <img src=x>`"
     subject = SimpleNamespace(name=name, versions=lambda: {"x": "1"})
@@ -298,6 +308,13 @@ def test_a_run_computes_in_batches_what_its_calculator_does(converted):
     np.testing.assert_allclose(batched.forces, alone.forces, atol=1e-12)
     np.testing.assert_allclose(batched.stress, alone.stress, atol=1e-14)
     assert {"eqfuse", "jax"} <= set(run.versions())
+
+
+def test_float32_is_compared_on_the_backend_that_is_checked(converted):
+    options = Check(str(converted), backend="e3nn", backends=("xla",))
+    others = _others_of(Run(converted, backend="e3nn"), options)
+    found = [other._calculator.network.module.potential.model.backend for *_, other in others]
+    assert found == ["xla", "e3nn"]
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+from types import SimpleNamespace
 
 import ase
 import ase.build
@@ -22,7 +23,7 @@ from eqfuse.train.arguments import TUNING_LR, parse
 from eqfuse.train.flat import Flat
 from eqfuse.train.metrics import Loss
 from eqfuse.train.replay import farthest, structures_of, write_frames
-from eqfuse.train.start import Start
+from eqfuse.train.start import Start, _fingerprint
 from eqfuse.train.tuning import FILE, Tuning, held
 from tests.small_runs import rows_of
 
@@ -108,6 +109,38 @@ def test_a_file_is_read_with_its_labels_or_labelled(past, run, tmp_path):
     ase.io.write(path, gold)
     with pytest.raises(DataError, match="no frame has only elements of the network"):
         network.made(str(path))
+
+
+@pytest.mark.parametrize(("key", "is_read"), [("REF", True), ("usual", True), ("other", False)])
+def test_a_replayed_file_has_the_names_of_the_data_or_the_usual_ones(
+    past, tmp_path, capsys, key, is_read
+):
+    network, _ = past
+    own = {"energy_key": "REF_energy", "forces_key": "REF_forces"}
+    data = dataclasses.replace(network.config.data, **own)
+    network = dataclasses.replace(network, config=dataclasses.replace(network.config, data=data))
+    atoms, name = ase.build.molecule("CH4"), "" if key == "usual" else f"{key}_"
+    atoms.info[f"{name}energy"], atoms.arrays[f"{name}forces"] = -7.0, np.ones((5, 3))
+    ase.io.write(path := tmp_path / "past.xyz", atoms)
+    [made] = network.made(str(path))
+    assert (made.energy == -7.0) == is_read
+    said = capsys.readouterr().err
+    assert ("other_energy, other_forces is not read" in said) == (not is_read)
+
+
+def test_a_resumed_run_has_the_replayed_frames_with_weights_and_hessians(past, tmp_path):
+    network, _ = past
+    atoms = ase.build.molecule("CH4")
+    atoms.calc = SinglePointCalculator(atoms, energy=-7.0, forces=np.ones((5, 3)) / 3)
+    atoms.arrays |= {"forces_weight": np.array([1.0, 2, 0, 1, 1]), "hessian": np.eye(15) / 7}
+    atoms.arrays["hessian"] = atoms.arrays["hessian"].reshape(5, 45)
+    atoms.arrays["hessian"][1] = np.nan
+    ase.io.write(path := tmp_path / "past.xyz", atoms)
+    config = dataclasses.replace(network.config, replay=str(path), resume=str(tmp_path))
+    began, resumed = (Tuning(config, network.starts, network.data, went) for went in (False, True))
+    began.keep(SimpleNamespace(path=tmp_path))
+    assert resumed.remembered()[0].hessian is not None
+    assert _fingerprint(began.remembered()) == _fingerprint(resumed.remembered())
 
 
 @pytest.mark.slow

@@ -73,6 +73,7 @@ IMPOSSIBLE = [
     (["seeds=0", *WATER], "seeds=0 is impossible: it must be a number of runs"),
     (["seeds=two", *WATER], "seeds=two is impossible: it must be a number of runs"),
     (["seeds=2", "resume=x"], "resume= goes on with one run; leave seeds= out"),
+    (["seeds=2", "seed=7", *WATER], "seeds=2 trains runs of seed=0 to 1; leave one out"),
     (["layers=-1", *WATER], "model.layers=-1 is impossible: .* greater than zero"),
     (["lr=nan", *WATER], "training.lr=nan is impossible"),
     (["lr=1e-6", *WATER], "training.min_lr=1e-05 is impossible: .* at most lr=1e-06"),

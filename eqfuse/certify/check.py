@@ -19,7 +19,7 @@ from eqfuse.certify.questions import SIGMAS, Finding, Rounding
 from eqfuse.certify.report import Report, check_paths
 from eqfuse.certify.structures import made_structures
 from eqfuse.certify.subjects import Run, Subject, open_subject
-from eqfuse.data import DataError, read_structures, require_apart
+from eqfuse.data import DataError, iterate_atoms, read_structures, require_apart
 from eqfuse.inference import require_backend
 from eqfuse.runs import BACKEND, POSITIVE, TYPES, command, naming, setting, word
 
@@ -69,6 +69,7 @@ class Certificate:
         for atoms in structures:
             moved = atoms.positions + self._rng.normal(scale=RATTLE, size=atoms.positions.shape)
             kept = {"name": atoms.info.get("name", atoms.get_chemical_formula())}
+            kept |= subject.info_of(atoms)
             unlabelled = ase.Atoms(atoms.numbers, moved, cell=atoms.cell, pbc=atoms.pbc, info=kept)
             self._given.append(unlabelled)
         of_structures = sorted({int(z) for atoms in self._given for z in atoms.numbers})
@@ -300,23 +301,26 @@ class Check:
 def frames_of(file: Path | None, frames: int, types=None) -> list[ase.Atoms]:
     """Return frames of a file, evenly spaced, with their places as names; none without a file.
 
+    They have the `info` of the file, in which total charges are.
+
     Raises:
       DataError: no structures of several atoms in the file, or two atoms nearer than 0.3 Å.
     """
     if file is None:
         return []
-    structures = read_structures(file, types=types, require_labels=False)
-    structures = [s for s in structures if not s.is_isolated_atom]
+    read = read_structures(file, types=types, require_labels=False)
+    pairs = zip(read, iterate_atoms(file, types=types), strict=True)
+    structures = [(s, atoms.info) for s, atoms in pairs if not s.is_isolated_atom]
     if not structures:
         raise DataError(f"{file} has isolated atoms only; give one with structures")
     chosen = np.linspace(0, len(structures) - 1, min(frames, len(structures)))
     structures = [structures[k] for k in chosen.round().astype(int)]
-    for s in structures:
+    for s, _ in structures:
         with naming(s.origin):
             require_apart(s)
     return [
-        ase.Atoms(s.numbers, s.positions, cell=s.cell, pbc=s.pbc, info={"name": s.origin})
-        for s in structures
+        ase.Atoms(s.numbers, s.positions, cell=s.cell, pbc=s.pbc, info=info | {"name": s.origin})
+        for s, info in structures
     ]
 
 

@@ -315,6 +315,7 @@ def invariances(atoms: ase.Atoms, noise: Rounding, rng) -> list[Question]:
     if atoms.pbc.any() and count <= 32:
         axis = int(np.argmin(np.where(atoms.pbc, atoms.cell.lengths(), np.inf)))
         larger = atoms.repeat([2 if k == axis else 1 for k in range(3)])
+        larger.info |= {k: 2 * v for k, v in atoms.info.items() if k != "name"}  # total charges
 
         def twice(answers):
             cell, double = answers

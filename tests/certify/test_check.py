@@ -15,7 +15,7 @@ from ase.calculators.emt import EMT
 from ase.calculators.lj import LennardJones
 
 from eqfuse.certify import worker
-from eqfuse.certify.check import Certificate, Check, _others_of, drift
+from eqfuse.certify.check import Certificate, Check, _others_of, drift, frames_of
 from eqfuse.certify.checks import CHECKS, Row, worst_of
 from eqfuse.certify.compare import compare
 from eqfuse.certify.questions import _slope
@@ -308,6 +308,26 @@ def test_a_run_computes_in_batches_what_its_calculator_does(converted):
     np.testing.assert_allclose(batched.forces, alone.forces, atol=1e-12)
     np.testing.assert_allclose(batched.stress, alone.stress, atol=1e-14)
     assert {"eqfuse", "jax"} <= set(run.versions())
+
+
+class Charged(EMT):
+    """EMT with an energy of the total charge, in `info`."""
+
+    def calculate(self, atoms, *arguments):
+        super().calculate(atoms, *arguments)
+        self.results["energy"] += atoms.info.get("q", 0.0) ** 2 / len(atoms)
+
+
+def test_frames_are_checked_with_their_total_charges(tmp_path):
+    atoms = ase.build.bulk("Cu", cubic=True)
+    atoms.info |= {"q": -3, "other": "text"}
+    ase.io.write(file := tmp_path / "charged.xyz", atoms)
+    subject = Subject(Charged())
+    subject.info_of = lambda atoms: {"q": atoms.info.get("q", 0)}
+    certificate = Certificate(subject, frames_of(file, 1), duration=0)
+    assert [row.verdict for row in certificate.rows("supercell")] == ["passed"]
+    charges = [atoms.info.get("q", 0) for atoms, _ in certificate._measured]
+    assert charges == [-3] + [0] * (len(charges) - 1)
 
 
 def test_float32_is_compared_on_the_backend_that_is_checked(converted):

@@ -122,6 +122,11 @@ def _irs(irreps: e3nn.Irreps) -> tuple[e3nn.Irrep, ...]:
     return tuple(ir for _, ir in irreps)
 
 
+def _broadcasts(shape, batch_axes) -> bool:
+    pairs = zip(reversed(shape), reversed(batch_axes), strict=False)
+    return len(shape) <= len(batch_axes) and all(n in (1, axis) for n, axis in pairs)
+
+
 def _checked(weights, index, shape, batch_axes):
     """Return the weights, and the index of each row, or None.
 
@@ -129,13 +134,14 @@ def _checked(weights, index, shape, batch_axes):
     """
     weights = jnp.asarray(weights)
     if index is None:
-        if weights.shape[-2:] != shape:
-            raise ValueError(
-                f"weights must be [..., {shape[0]} paths, {shape[1]} channels], got "
-                f"shape {weights.shape}"
-            )
-        if math.prod(weights.shape[:-2]) == 1:
+        fits = weights.shape[-2:] == shape
+        if fits and math.prod(weights.shape[:-2]) == 1:
             return weights.reshape(shape), None
+        if not fits or not _broadcasts(weights.shape[:-2], batch_axes):
+            raise ValueError(
+                f"weights must be [..., {shape[0]} paths, {shape[1]} channels], where ... are axes "
+                f"{batch_axes} of x, got shape {weights.shape}"
+            )
         return jnp.broadcast_to(weights, (*batch_axes, *shape)), None
     if weights.ndim != 3 or weights.shape[1:] != shape:
         raise ValueError(
@@ -145,6 +151,8 @@ def _checked(weights, index, shape, batch_axes):
     index = index if isinstance(index, jax.Array) else np.asarray(index)
     if not jnp.issubdtype(index.dtype, jnp.integer):
         raise ValueError(f"index must hold integers, got {index.dtype}")
+    if not _broadcasts(index.shape, batch_axes):
+        raise ValueError(f"index must be {batch_axes}, one for each row, got shape {index.shape}")
     if len(weights) == 1:  # such as those of one species
         return weights[0], None
     return weights, jnp.broadcast_to(nearest(index, len(weights)), batch_axes)

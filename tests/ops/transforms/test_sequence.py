@@ -134,3 +134,7 @@ def test_edges_out_of_range_are_refused_as_without_it():
     graph = dataclasses.replace(graph, edges=wrong)
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"senders\[3\] is 7, outside \[0, 6\)"):
         jax.block_until_ready(ops.sequence(step("llvm"))(params, graph, targets))
+
+
+def test_weak_types_stay():
+    assert ops.sequence(lambda x, y: (small(x), 3 * y))(SQUARE, 2.0)[1].weak_type

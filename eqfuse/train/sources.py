@@ -168,7 +168,7 @@ class DataSettings:
 
         files = [] if path is None else matching(path)
         parts = [part for file in files for part in files_of(file)]
-        size = sum(part.stat().st_size for part in parts if part.exists())
+        size = sum(os.path.getsize(part) for part in parts if os.path.exists(part))
         large = self.store == "auto" and size > _LARGE and dispersion is None
         how = {"keys": self.keys, "types": self.types}
         if files and (self.store == "on" or large):

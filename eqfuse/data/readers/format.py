@@ -175,7 +175,7 @@ def indexed(path: str | os.PathLike) -> tuple[str | os.PathLike, slice]:
 def files_of(path: str | os.PathLike) -> list[Path]:
     """Return the files that FILE, FILE@INDEX or a folder of LMDB is read from."""
     file = Path(indexed(path)[0])
-    return sorted(set(file.glob("*mdb")) - {file / "lock.mdb"}) if file.is_dir() else [file]
+    return sorted(set(file.glob("*mdb")) - {file / "lock.mdb"}) if os.path.isdir(file) else [file]
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from eqfuse.certify.questions import SIGMAS, Finding, Rounding
 from eqfuse.certify.report import Report, check_paths
 from eqfuse.certify.structures import made_structures
 from eqfuse.certify.subjects import Run, Subject, open_subject
-from eqfuse.data import DataError, iterate_atoms, read_structures, require_apart
+from eqfuse.data import DataError, Keys, read_with_atoms, require_apart
 from eqfuse.inference import require_backend
 from eqfuse.runs import BACKEND, POSITIVE, TYPES, command, naming, setting, word
 
@@ -308,9 +308,8 @@ def frames_of(file: Path | None, frames: int, types=None) -> list[ase.Atoms]:
     """
     if file is None:
         return []
-    read = read_structures(file, types=types, require_labels=False)
-    pairs = zip(read, iterate_atoms(file, types=types), strict=True)
-    structures = [(s, atoms.info) for s, atoms in pairs if not s.is_isolated_atom]
+    read = read_with_atoms(file, Keys(), types)
+    structures = [(s, atoms.info) for s, atoms in read if not s.is_isolated_atom]
     if not structures:
         raise DataError(f"{file} has isolated atoms only; give one with structures")
     chosen = np.linspace(0, len(structures) - 1, min(frames, len(structures)))

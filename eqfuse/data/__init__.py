@@ -23,6 +23,7 @@ Files and ASE's atoms become structures, and structures batches:
     >>> [read] = data.read_structures("water.xyz", **how, require_labels=False)
     >>> isinstance(read, data.Structure), read.energy
     (True, None)
+    >>> [(read, atoms)] = data.read_with_atoms("water.xyz", data.Keys())  # with all that it has
     >>> senders, receivers, shifts = data.neighbor_list(water.positions, water.cell, water.pbc, 1.2)
     >>> len(senders), data.species_index(water.numbers, [1, 8]), data.room_for_pairs(len(senders))
     (4, array([1, 0, 0], dtype=int32), 32)
@@ -59,7 +60,8 @@ _LATE = {
     "eqfuse.data.lazy": "prefetched",
     "eqfuse.data.neighbors": "COINCIDENT neighbor_list require_apart",
     "eqfuse.data.padding": "Shape room_for_pairs",
-    "eqfuse.data.readers": "Keys Units frames_of has_types indexed iterate_atoms read_structures",
+    "eqfuse.data.readers": "Keys Units frames_of has_types indexed iterate_atoms read_structures "
+    "read_with_atoms",
     "eqfuse.data.readers.ase_files": "HELD as_atoms keep labels_of of_atoms unread_names",
     "eqfuse.data.readers.embedded": "read_embedded",
     "eqfuse.data.references": "fit_reference_energies isolated_atom_energies",

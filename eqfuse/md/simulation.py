@@ -309,11 +309,14 @@ class _Simulation:
         return f"structure {number}: {excess}" if len(self._members) > 1 else excess
 
     def _stop(self, why: str):
-        """Write the last good frames and raise the error."""
+        """Write the last good frames and raise the error.
+
+        The checkpoint is of before: the trajectory of a resumed run has no frame off its grid.
+        """
         self._checkpoint()
         if self._step % self._settings.save_every:  # else they are there
             for member, state in self._states():
-                member.add_frame(state, stays=False)
+                member.add_frame(state)
         for member in self._members:
             member.draw()
         raise TrainingFailed(
@@ -349,7 +352,7 @@ class _Simulation:
             "numbers": padded_to_longest([member.atoms.numbers for member in members], np.int64),
             "masses": padded_to_longest([member.masses for member in members]),
             "pbc": members[0].atoms.pbc,
-            "distances": np.stack([member.distances_that_stay for member in members]),
+            "distances": np.stack([member.distances for member in members]),
             "last": np.stack([member.last for member in members]),
             **{f"state.{name}": np.asarray(value) for name, value in self.state._asdict().items()},
         }

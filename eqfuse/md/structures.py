@@ -197,7 +197,7 @@ class Member:
         self.renamed = keep(self.atoms, atoms, {"momenta", "masses", *labels_of(atoms)})
         self.last: np.ndarray | None = None
         self.sizes: dict[str, int] = {}
-        self.distances = self.distances_that_stay = np.zeros((2, round(REACH / WIDTH)))
+        self.distances = np.zeros((2, round(REACH / WIDTH)))
         self._trajectory = f"trajectory.{settings.trajectory}"
 
     def begin(self, path: Path):
@@ -217,23 +217,22 @@ class Member:
         self._path, self.sizes = path, dict(sizes)
         first = ase.io.read(path / self._trajectory, 0, format="extxyz")
         keep(self.atoms, first, {"momenta", "masses", *labels_of(first), *self.atoms.info})
-        self.distances, self.distances_that_stay, self.last = np.array(distances), distances, last
+        self.distances, self.last = np.array(distances), last
 
     def record(self, rows, first: int, state: State):
         """Write the rows of steps from number `first` on, and the frame after them if it is due."""
         rows, settings = np.array(rows), self._settings
         rows[:, [COLUMNS.index("potential"), COLUMNS.index("conserved")]] += self._reference
         for step, row in enumerate(rows, first):
-            due = step % settings.log_every == 0
-            if due or step == settings.steps:
+            if step % settings.log_every == 0 or step == settings.steps:
                 potential, kinetic, temperature, _, conserved, pressure, size, _ = map(float, row)
                 values = [step, step * settings.timestep, potential, kinetic, potential + kinetic]
                 values += [temperature, conserved, pressure / units.GPa, size]
-                self._append(TABLE, (",".join(map(repr, values)) + "\n").encode(), stays=due)
+                self._append(TABLE, (",".join(map(repr, values)) + "\n").encode())
         if len(rows):
             step, self.last = first + len(rows) - 1, rows[-1]
-            if (due := step % settings.save_every == 0) or step == settings.steps:
-                self.add_frame(state, stays=due)
+            if step % settings.save_every == 0 or step == settings.steps:
+                self.add_frame(state)
 
     def frame(self, state: State) -> ase.Atoms:
         """Return the structure in a state, with velocities, energy, forces, step and time."""
@@ -248,23 +247,18 @@ class Member:
         atoms.calc = SinglePointCalculator(atoms, **results)
         return atoms
 
-    def add_frame(self, state: State, *, stays: bool):
-        """Add a frame to the trajectory: positions, not wrapped, momenta, energy and forces.
-
-        One that does not stay, the last one off the grid, is cut off where dynamics go on.
-        """
+    def add_frame(self, state: State):
+        """Add a frame to the trajectory: positions, not wrapped, momenta, energy and forces."""
         atoms = self.frame(state)
         text = io.StringIO()
         ase.io.write(text, atoms, format="extxyz")
         data = text.getvalue().encode()
         if self._settings.trajectory == "xyz.gz":  # one member for each frame, of the same bytes
             data = gzip.compress(data, mtime=0)
-        self._append(self._trajectory, data, stays=stays)
+        self._append(self._trajectory, data)
         with contextlib.suppress(DataError):  # of more pairs than fit the memory, or flown apart
             self.distances[0] += pair_counts(atoms, REACH, WIDTH)
             self.distances[1, 0] += 1
-        if stays:
-            self.distances_that_stay = self.distances.copy()
 
     def draw(self):
         """Write the radial distribution, and draw it and the table.
@@ -279,11 +273,11 @@ class Member:
         write_table(self._path / DISTANCES, [dict(zip(names, row, strict=True)) for row in rows])
         plots.dynamics(self._path / TABLE, self._path / DISTANCES, self._path / PICTURE)
 
-    def _append(self, name: str, data: bytes, *, stays: bool = True):
+    def _append(self, name: str, data: bytes):
         try:
             with open(self._path / name, "ab") as file:
                 file.write(data)
-                self.sizes[name] = file.tell() if stays else self.sizes[name]
+                self.sizes[name] = file.tell()
         except OSError as error:
             error.filename = str(self._path / name)
             raise

@@ -139,8 +139,8 @@ def _checked(weights, index, shape, batch_axes):
             return weights.reshape(shape), None
         if not fits or not _broadcasts(weights.shape[:-2], batch_axes):
             raise ValueError(
-                f"weights must be [..., {shape[0]} paths, {shape[1]} channels], where ... are axes "
-                f"{batch_axes} of x, got shape {weights.shape}"
+                f"weights must be [..., {shape[0]} paths, {shape[1]} channels], got shape "
+                f"{weights.shape}, and the axes before are {batch_axes} in x"
             )
         return jnp.broadcast_to(weights, (*batch_axes, *shape)), None
     if weights.ndim != 3 or weights.shape[1:] != shape:

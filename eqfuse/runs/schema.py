@@ -173,4 +173,5 @@ def check_ranges(settings, prefix: str):
             if hasattr(value, "item"):
                 setattr(settings, field.name, value := value.item())
             ok = isinstance(value, int | float) and math.isfinite(value) and within.holds(value)
-            require(ok, prefix + field.name, value, within.text)
+            shown = repr(value) if isinstance(value, str) else value
+            require(ok, prefix + field.name, shown, within.text)

@@ -84,8 +84,13 @@ def _with_frames_written(settings: Sequence[str], given: dict) -> dict:
     import ase.io
 
     from eqfuse.data.readers.ase_files import for_trajectory
+    from eqfuse.data.readers.format import require_file
 
-    frames = data.frames_of(given["data"], lambda path: [os.fspath(path)])
+    def named(path) -> list[str]:
+        require_file(data.indexed(path)[0])
+        return [os.fspath(path)]
+
+    frames = data.frames_of(given["data"], named)
     if all(isinstance(frame, str) for frame in frames):
         return given | {"data": ",".join(frames)}
     if not all(isinstance(frame, ase.Atoms) for frame in frames):

@@ -44,13 +44,15 @@ def test_a_file_has_what_the_calculator_gives(
 
 
 @pytest.mark.parametrize("suffix", [".xyz", ".traj", ".db", ".json"])
-def test_formats_are_chosen_by_the_suffix(committee, copper, tmp_path, command, suffix):
-    """And replaced, not added to; with charges and moments of the atoms, too."""
-    file, out, run = tmp_path / "in.traj", tmp_path / f"out{suffix}", committee / "seed=0"
-    frames = ase.io.read(copper, ":")
-    frames[0].set_initial_magnetic_moments([1, 0, 0, 0])
-    frames[1].set_initial_charges([1, 0, 0, 0])
-    ase.io.write(file, frames)
+@pytest.mark.parametrize("name", [None, "initial_magmoms", "initial_charges"])
+def test_formats_are_chosen_by_the_suffix(committee, copper, tmp_path, command, suffix, name):
+    """And replaced, not added to; with charges or moments of the atoms, too."""
+    file, out, run = copper, tmp_path / f"out{suffix}", committee / "seed=0"
+    if name is not None:
+        frames, file = ase.io.read(copper, ":"), tmp_path / "in.traj"
+        for atoms in frames:
+            atoms.set_array(name, np.eye(len(atoms))[0])
+        ase.io.write(file, frames)
     for _ in range(2):
         command("predict", run, file, out)
     for s, p in zip(read_structures(out), eqfuse.predict(run, copper), strict=True):

@@ -35,7 +35,7 @@ def problem(
 
     ends = rng.integers(NODES, size=(2, EDGES)) % np.array([[NODES], [receivers or NODES]])
     edges = dataclasses.replace(ops.Edges.from_arrays(*ends, NODES), num_receivers=receivers)
-    intervals = jnp.asarray(rng.integers(INTERVALS, size=EDGES))  # int64 with x64
+    intervals = jnp.asarray(rng.integers(INTERVALS, size=EDGES), jnp.int32)
     factor = jnp.asarray(np.arange(EDGES) < EDGES - 2, dtype)[:, None]
     numbers = jnp.asarray(rng.uniform(-1, 1, size=(EDGES, 1)), dtype) * factor
     table = ops.Tabulated(array(INTERVALS, ORDER, width), intervals, numbers, factor)
@@ -142,3 +142,11 @@ def test_table_of_another_width_is_refused(x64):
     kernels, _, (*point, table) = problem()
     with pytest.raises(ValueError, match=r"table must be \[intervals, order, 30 irreps of"):
         kernels(*point, table[:, :, 1:])
+
+
+def test_intervals_may_be_int64():
+    table = jnp.array([[[0.0], [1.0]], [[1.0], [3.0]]])
+    with jax.enable_x64(True):
+        rows = ops.group_by_interval(jnp.array([0, 1]), 2)
+        found = ops.interpolate([table], rows, jnp.array([[1.0, 0.5], [1.0, 0.5]]))
+    np.testing.assert_allclose(np.ravel(found), [0.5, 2.5])

@@ -58,11 +58,20 @@ def test_a_run_learns_and_can_be_read_back(tmp_path, water, capsys, model):
     assert max(len(line) for line in lines[header:] if str(folder) not in line) < 100
 
 
-def test_fit_takes_frames(tmp_path, water, monkeypatch):
-    """Which are kept in the folder of the run, and trained on as those of the file are.
+def test_fit_takes_frames(tmp_path, water):
+    """Which are kept in the folder of the run, and trained on as those of the file are."""
+    frames, losses = ase.io.read(water, ":"), []
+    for name, given in (("file", str(water)), ("frames", iter(frames))):
+        folder = fit(*TINY, "steps=2", data=given, run=str(tmp_path / name))
+        losses.append([row["val_loss"] for row in rows_of(folder)])
+    assert losses[0] == losses[1]
+    assert ase.io.read(tmp_path / "frames" / "frames.traj", ":") == frames
+    with pytest.raises(DataError, match=r"no such file: nowhere\.xyz"):
+        fit(data=["nowhere.xyz"])
 
-    Their labels may have other names, and their atoms weights; other columns are kept, too.
-    """
+
+def test_fit_takes_files_and_frames_with_labels_of_other_names(tmp_path, water, monkeypatch):
+    """Their atoms may have weights, too."""
 
     def change(number, atoms):
         atoms.info["REF_energy"] = atoms.get_potential_energy()
@@ -79,11 +88,8 @@ def test_fit_takes_frames(tmp_path, water, monkeypatch):
         folder = fit(*TINY, *keys, "steps=2", data=given, run=str(tmp_path / name))
         losses.append([row["val_loss"] for row in rows_of(folder)])
     assert losses[0] == losses[1] == losses[2]
-    assert ase.io.read(tmp_path / "frames" / "frames.traj", ":") == frames
     monkeypatch.setenv("HOME", str(tmp_path))
     assert fit(*TINY, *keys, "steps=1", "run=~/named", data=frames) == tmp_path / "named"
-    with pytest.raises(DataError, match=r"no such file: .*nowhere\.xyz"):
-        fit(data=["nowhere.xyz"])
     with pytest.raises(ConfigError, match="names of files, or ase"):
         fit(data=[path, frames[0]])
 

@@ -154,7 +154,7 @@ def test_data_file(tmp_path, masses, types, message):
 @pytest.mark.parametrize(("style", "molecule"), [("atomic", ""), ("molecular", "7 ")])
 @pytest.mark.parametrize(("types", "numbers"), [(None, [8, 1, 1]), ("S,H", [16, 1, 1])])
 def test_labels_in_place_of_types(tmp_path, style, molecule, types, numbers):
-    """Of atoms in any order; masses and bonds are those of the atoms."""
+    """Atoms may be in any order; masses and bonds are those of the atoms."""
     sections = "\nAtom Type Labels\n\n1 O\n2 H\n\nMasses\n\nO 15.9994\nH 2.014 # heavy\n"
     rows = (f"3 {molecule}H 3 4 4\n", f" 1 {molecule}O 1 4 4\n", f"2 {molecule}H 2 4 4\n")
     head = DATA.format(masses=sections, units="metal").replace("atomic", style).split("1 1 4.0")[0]

@@ -32,8 +32,9 @@ LADDER = (
     "lmax=1 channels=8 layers=2 cutoff=4.5",
 )
 """The settings of students, all NequIP, from the largest to the fastest."""
-# 8 and 32 smooth what a teacher has where a shell of neighbours leaves its cutoff: see the page
-_USUAL = "model=nequip model.num_bessel=24 model.radial_hidden=64"
+# 8 functions smooth what a teacher has where a shell of neighbours leaves its cutoff, and without
+# the repulsion of nuclei atoms fall together that are nearer than in all labels: see the page
+_USUAL = "model=nequip model.num_bessel=24 model.zbl=true"
 _LR_OF_TUNING = 0.005
 _OWN = ("model", "training", "preset", "dtype", "precision", "backend")
 

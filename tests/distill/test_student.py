@@ -9,6 +9,7 @@ from ase.calculators.emt import EMT
 from eqfuse.distill import student
 from eqfuse.distill.sampling import rattled
 from eqfuse.distill.teacher import labelled
+from eqfuse.train import parse
 
 
 @pytest.fixture
@@ -72,3 +73,12 @@ def test_largest_student_that_is_fast_enough(speed, chosen, monkeypatch, capsys)
     shown = capsys.readouterr()
     assert f"{chosen + 1:.1f} times as fast as its teacher" in shown.out
     assert ("no student is 20 times as fast" in shown.err) == (speed == 20.0)
+
+
+def test_near_atoms_of_a_student_repel(monkeypatch):
+    """Labels have no atoms that are so near, and nothing else says how they repel."""
+    monkeypatch.setattr(student, "untrained", lambda settings, *_: settings)
+    monkeypatch.setattr(student.eqfuse, "Calculator", lambda run: run)
+    monkeypatch.setattr(student, "seconds", lambda *_: (1.0, 1.0))
+    settings = student.fast_enough(1.0, "teacher", ase.build.bulk("Cu"))
+    assert parse([*student.words_of(settings), "data=lif"]).model.zbl

@@ -151,6 +151,18 @@ def test_loaded_twice_and_wrong_arguments(mace, tmp_path):
     assert "an edge has the ghost 1 as receiver; receivers are owned atoms" in lines[9]
 
 
+def test_numbers_of_another_locale_and_none(mace, tmp_path):
+    """Where "4.0" would be 40; and vectors of NaN, whose atoms were taken for isolated ones."""
+    run, folder = mace
+    program = compiled(Path(__file__).with_name("german.cpp"), tmp_path / "german", "-O0")
+    given = {"capture_output": True, "text": True, "env": {}}
+    done = subprocess.run([program, folder], **given, check=True)
+    energy, *refused = done.stdout.splitlines()
+    pair = ase.Atoms("AlCu", [[0, 0, 0], [2.5, 0, 0]], calculator=eqfuse.Calculator(run))
+    assert float(energy) == pytest.approx(pair.get_potential_energy(), rel=1e-9)
+    assert refused == ["the vector from atom 0 to 1 is no finite number"] * 2
+
+
 def test_memory_is_that_of_the_cgroup(tmp_path, monkeypatch):
     """A limit of 1 GB with 300 MB left, no limit, and no cgroup, as in Python."""
     program = compiled(Path(__file__).with_name("memory.cpp"), tmp_path / "memory", "-O0")

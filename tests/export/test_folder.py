@@ -222,6 +222,21 @@ def test_host_says_what_it_cannot_run(mace, host, tmp_path):
         assert expected in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("9 0 0 0 9 0 0 0 9\nAl 0 0 0\nCu 2.5 0\n", "the row of atom 1 is not `symbol x y z`"),
+        ("9 0 0 0 9 0 0 0 9\nAl 0 nan 0\nCu 2 0 0\n", "the row of atom 0 is not `symbol x y z`"),
+        ("9 0 0 0 9 0 0 0 0\nAl 0 0 0\n", "the lattice vectors span no volume"),
+    ],
+)
+def test_the_example_drops_no_atoms_and_no_neighbours(mace, host, text, expected):
+    given = {"capture_output": True, "text": True, "env": {}, "timeout": 60}
+    done = subprocess.run([host, mace[1]], input=text, **given)
+    assert done.returncode == 1
+    assert expected in done.stderr
+
+
 def test_a_folder_holds_nothing_of_the_machine_that_writes_it(mace, tmp_path, monkeypatch):
     """Except where the plug-in is, and how it is compiled again."""
     run, folder = mace

@@ -15,8 +15,9 @@ import pytest
 
 import eqfuse
 from eqfuse.export import export_folder
-from eqfuse.export.command import neighbors_in
+from eqfuse.export.command import _print_lines, neighbors_in
 from eqfuse.export.folder import ladder, with_checksum
+from eqfuse.export.plugin import PLUGIN, SCRIPT, SOURCE, find_headers, write_plugin
 from eqfuse.ops import shared_library as library
 from eqfuse.ops.backends.llvm import machine
 from eqfuse.runs import process
@@ -288,6 +289,22 @@ def test_neighbors_are_of_the_densest_frame_and_atoms_of_the_largest(tmp_path):
     neighbors, atoms = neighbors_in(tmp_path / "frames.extxyz", 5.0)
     assert atoms == len(thin)
     assert 42 * 1.09 <= neighbors <= 42 * 1.2
+
+
+def test_paths_of_any_letters_are_compiled_and_printed(tmp_path, capsys):
+    """Also with an apostrophe, which the shell quotes by double quotes."""
+    folder = tmp_path / 'Zoë\'s "new" $1'
+    folder.mkdir()
+    (folder / SOURCE).write_text("extern const char *const command = EQFUSE_COMPILE;\n")
+    assert write_plugin(folder, folder, find_headers())
+    (folder / PLUGIN).unlink()
+    subprocess.run(["sh", str(folder / SCRIPT)], check=True)
+    assert b's "new" $1/compile.sh' in (folder / PLUGIN).read_bytes()
+    place = folder.rename(tmp_path / "Zoë's $1")
+    (place / "manifest.txt").write_text("element Al 13 0.0 26.98\nprogram 4 500 8 program_4_8\n")
+    _print_lines(place)
+    printed = capsys.readouterr().out
+    assert f'plugin load "{place}/{PLUGIN}"\npair_style eqfuse "{place}"\n' in printed
 
 
 def test_export_refuses_what_it_cannot_write(untrained, tmp_path, monkeypatch, command):

@@ -311,6 +311,22 @@ def test_pair_style_refuses_wrong_inputs(folders, tmp_path, old, new, expected):
 
 
 @pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ("neigh_modify include ones\nrun 0\n", "'include' (fix gcmc has one) leaves out pairs"),
+        ("create_atoms 1 single 4 4 2 units box\n" * 2 + "run 0\n", "atoms 17 and 18 are at one"),
+        ("run 0\npair_style eqfuse {other}\nrun 0\n", "not know all elements of pair_coeff"),
+    ],
+)
+def test_pair_style_computes_no_other_atoms_than_meant(folders, tmp_path, more, expected):
+    """Not without neighbours, at one place (by their ids), or of another network's elements."""
+    (_, folder), (_, other) = folders(), folders(numbers=(1, 3))
+    text = "atom_modify map array first ones\n" + ALLOY + "group ones type 1\n" + PAIR + more
+    with pytest.raises(RuntimeError, match=re.escape(expected)):
+        lmp(text.format(folder=folder, other=other), tmp_path)
+
+
+@pytest.mark.parametrize(
     ("masses", "style", "expected"),
     [
         ("2.014 6.015", "", None),  # isotopes

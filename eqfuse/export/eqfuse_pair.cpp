@@ -169,6 +169,7 @@ class PairEqfuse : public Pair {
       allocated = 1;
     }
     elements_of.assign(types + 1, 0);
+    for (int i = 1; i <= types; ++i) std::fill_n(setflag[i], types + 1, 0);  // until all are known
     for (int t = 1; t <= types; ++t) {
       const std::string symbol = words[t + 1];
       auto found = engine->elements.find(symbol);

@@ -326,6 +326,21 @@ def test_pair_style_computes_no_other_atoms_than_meant(folders, tmp_path, more, 
         lmp(text.format(folder=folder, other=other), tmp_path)
 
 
+def test_a_refused_pair_coeff_sets_no_coefficients(folders, tmp_path):
+    """LAMMPS in Python goes on after errors."""
+    commands = ALLOY + PAIR.format(folder=folders()[1]).replace("Cu", "Au") + "run 0"
+    (tmp_path / "go.py").write_text(
+        "import lammps\nprogram = lammps.lammps(cmdargs=['-screen', 'none'])\n"
+        f"for line in {commands.splitlines()}:\n    try: program.command(line)\n"
+        "    except Exception as error: print(error)\n"
+    )
+    given = {"capture_output": True, "text": True, "cwd": tmp_path}
+    environment = {"LD_LIBRARY_PATH": str(Path(sys.prefix) / "lib")}
+    done = subprocess.run([sys.executable, "go.py"], env=environment, **given, timeout=60)
+    assert "does not know the element Au" in done.stdout, done.stderr
+    assert "All pair coeffs are not set" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("masses", "style", "expected"),
     [

@@ -28,7 +28,8 @@ int main(int argc, char **argv) try {
   for (auto &row : cell)
     if (!(std::cin >> row[0] >> row[1] >> row[2])) eqfuse::fail("the structure begins with nine numbers, the lattice vectors");
   Vector x;
-  for (std::string symbol; std::cin >> symbol >> x[0] >> x[1] >> x[2];) {
+  for (std::string symbol; std::cin >> symbol;) {
+    if (!(std::cin >> x[0] >> x[1] >> x[2])) eqfuse::fail("the row of atom " + std::to_string(numbers.size()) + " is not `symbol x y z`");
     if (!engine.elements.count(symbol)) eqfuse::fail("the network does not know " + symbol);
     numbers.push_back(engine.elements[symbol]), positions.push_back(x);
   }
@@ -38,6 +39,7 @@ int main(int argc, char **argv) try {
   for (int k = 0; k < 3; ++k) {
     Vector normal = cross(cell[(k + 1) % 3], cell[(k + 2) % 3]);
     const double area = std::sqrt(dot(normal, normal)), height = std::abs(dot(cell[k], normal)) / area;
+    if (!(height > 0)) eqfuse::fail("the lattice vectors span no volume; give a molecule a large box");
     double low = 0, high = 0;  // of the atoms from the first, along the normal
     for (auto &p : positions) {
       const double along = (dot(p, normal) - dot(positions[0], normal)) / area;

@@ -1,6 +1,7 @@
 """The command `eqfuse export RUN FOLDER`."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -86,8 +87,9 @@ def _print_lines(folder: Path):
     if not any(line.startswith("plugin ") for line in text):
         print("no PJRT plug-in was found: pip install lammps-jax-pjrt-cpu, and name it after the")
         print("folder in pair_style")
-    print(f"\nplugin load {(folder / PLUGIN).resolve()}")
-    print(f"pair_style eqfuse {folder.resolve()}\npair_coeff * * {elements}")
+    paths = [str(path.resolve()) for path in (folder / PLUGIN, folder)]
+    plugin, place = (f'"{p}"' if re.search(r"[\s'$#&]", p) else p for p in paths)
+    print(f"\nplugin load {plugin}\npair_style eqfuse {place}\npair_coeff * * {elements}")
 
 
 def _sizes(options: Export) -> list[tuple[int, int]] | None:

@@ -169,6 +169,7 @@ class PairEqfuse : public Pair {
       allocated = 1;
     }
     elements_of.assign(types + 1, 0);
+    for (int i = 1; i <= types; ++i) std::fill_n(setflag[i], types + 1, 0);  // until all are known
     for (int t = 1; t <= types; ++t) {
       const std::string symbol = words[t + 1];
       auto found = engine->elements.find(symbol);
@@ -189,6 +190,8 @@ class PairEqfuse : public Pair {
     for (int k = 1; k < 4 && atom->molecular != Atom::ATOMIC; ++k)
       if (force->special_lj[k] == 0 && force->special_coul[k] == 0)
         error->all(FLERR, "bonded pairs are left out, and the network of pair_style eqfuse needs them: set 'special_bonds lj/coul 1 1 1'");
+    for (int z : elements_of)
+      if (z && !engine->masses.count(z)) error->all(FLERR, "the network of {} does not know all elements of pair_coeff; repeat it", folder);
     if (checks_masses) check_masses();
     neighbor->add_request(this, NeighConst::REQ_FULL);
     steps = 0, in_network = in_lists = in_messages = bytes = 0;
@@ -197,8 +200,8 @@ class PairEqfuse : public Pair {
   double init_one(int, int) override { return engine->cutoff; }
 
   void compute(int eflag, int vflag) override {
-    if (neighbor->exclude)  // not known before
-      error->all(FLERR, "'neigh_modify exclude' leaves out pairs that the network of pair_style eqfuse needs; remove it");
+    if (neighbor->exclude || neighbor->includegroup)  // not known before
+      error->all(FLERR, "'neigh_modify exclude' or 'include' (fix gcmc has one) leaves out pairs that the network of pair_style eqfuse needs; remove it");
     ev_init(eflag, vflag);
     const double start = seconds();
     const int owned = atom->nlocal, all = owned + atom->nghost;
@@ -322,7 +325,9 @@ class PairEqfuse : public Pair {
       for (int jj = 0; jj < list->numneigh[i]; ++jj) {
         const int j = near[jj] & NEIGHMASK;
         const double d[3] = {x[j][0] - x[i][0], x[j][1] - x[i][1], x[j][2] - x[i][2]};
-        if (d[0] * d[0] + d[1] * d[1] + d[2] * d[2] >= square || !elements_of[atom->type[j]]) continue;
+        const double apart = d[0] * d[0] + d[1] * d[1] + d[2] * d[2];
+        if (apart >= square || !elements_of[atom->type[j]]) continue;
+        if (!(apart >= 1e-6)) error->one(FLERR, "atoms {} and {} are at one place, or at none (nan)", atom->tag[i], atom->tag[j]);
         senders.push_back(j), receivers.push_back(i);
         vectors.insert(vectors.end(), d, d + 3);
       }

@@ -24,7 +24,7 @@ from ase.data import atomic_masses, atomic_numbers, chemical_symbols
 from eqfuse import __version__
 from eqfuse.export.plugin import Headers, find_headers, find_pjrt, write_plugin
 from eqfuse.export.program import exchanging, fetch, of_vectors
-from eqfuse.export.sizes import portable_artifact, programs_of
+from eqfuse.export.sizes import portable_artifact, programs_of, stablehlo_of
 from eqfuse.inference import Network
 from eqfuse.models import Allegro
 from eqfuse.ops import Edges, shared_library
@@ -194,7 +194,7 @@ def _write_programs(
 
     def lower(size) -> str:
         function, shapes = _program(network, widths, size)
-        text = function.trace(*shapes).lower(lowering_platforms=("cpu",)).as_text()
+        text = stablehlo_of(function.trace(*shapes).lower(lowering_platforms=("cpu",)))
         for name in recorded:
             if name not in kernels:
                 kernels[name] = beside.submit(shared_library.compiled, name, recorded[name])

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.metadata
 import importlib.util
+import json
 import re
 import shlex
 import shutil
@@ -83,7 +84,9 @@ def write_plugin(part: Path, folder: Path, headers: Headers) -> bool:
     script = shlex.join(["sh", str(folder.resolve() / SCRIPT)])
     defined = {"EQFUSE_LAMMPS_VERSION": headers.version, "EQFUSE_COMPILE": script}
     command = [headers.compiler, *["-O2", "-std=c++17", "-fPIC", "-shared"]]
-    command += [f'-D{name}="{value}"' for name, value in defined.items()]
+    command += [
+        f"-D{name}={json.dumps(value, ensure_ascii=False)}" for name, value in defined.items()
+    ]
     command += [f"-I{path}" for path in headers.folders] + [SOURCE, "-o", PLUGIN, "-ldl"]
     command.append("-pthread")
     lines = ["#!/bin/sh", "# Compile the plug-in of LAMMPS; name its headers and version here.",

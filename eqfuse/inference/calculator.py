@@ -241,7 +241,7 @@ class Calculator(ase.calculators.calculator.Calculator):
     def apply(self, function, atoms, **static) -> tuple[np.ndarray, np.ndarray]:
         """Return a function of atoms, see `Evaluator.apply`, and the atom that each node is."""
         with self._lock:
-            self.get_property("energy", atoms)
+            self.calculate(atoms)  # copies have results, and no list
             listed = self._evaluator.listed
             placed = [(self.atoms.positions, self._cell)]
             return self._evaluator.apply(function, listed, placed, **static), listed.order

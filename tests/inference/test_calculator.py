@@ -90,6 +90,16 @@ def test_the_hessian_is_the_derivative_of_the_forces(atoms, monkeypatch):
         eqfuse.hessian(atoms)
 
 
+@pytest.mark.parametrize("copied", [copy.copy, lambda atoms: pickle.loads(pickle.dumps(atoms))])
+def test_the_hessian_of_copies(atoms, copied):
+    """They have the results of before, and no neighbour list."""
+    atoms.get_potential_energy()
+    expected = eqfuse.hessian(atoms)
+    atoms.calc = copied(atoms.calc)
+    assert "energy" in atoms.calc.results
+    np.testing.assert_allclose(eqfuse.hessian(atoms), expected, rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize("shared", [True, False])
 def test_threads_get_what_belongs_to_their_atoms(atoms, run, shared, rng):
     """Four threads, with one calculator or with one each; the programs are shared in both."""

@@ -22,7 +22,6 @@ from eqfuse.runs.files import require_regular, room_of
 _DTYPES = {
     "DoubleStorage": "<f8",
     "FloatStorage": "<f4",
-    "HalfStorage": "<f2",
     "LongStorage": "<i8",
     "IntStorage": "<i4",
     "ShortStorage": "<i2",

@@ -159,7 +159,8 @@ class Accelerated(Calculator):
         atoms.set_constraint()  # ASE's functions would leave out forces that it holds
         atoms.calc = self._original
         theirs = {"energy": atoms.get_potential_energy(), "forces": atoms.get_forces()}
-        if self._volume and "stress" in self._original.implemented_properties:
+        # of a slab, mace's is by another volume, of a cell that it makes
+        if self.atoms.pbc.all() and "stress" in self._original.implemented_properties:
             theirs["stress"] = atoms.get_stress()
         program = _PROGRAMS.get(type(self._original).__name__)
         most, eps = rounding(self.network, program), np.finfo(self.network.dtype).eps

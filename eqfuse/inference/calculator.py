@@ -336,6 +336,10 @@ class Committee(ase.calculators.calculator.Calculator):
         """Return the name of the folder, or those of the runs, which ASE's databases keep."""
         return self._name
 
+    def get_property(self, name, atoms=None, allow_calculation=True):
+        with self.members[0]._lock:  # threads compute one after the other
+            return super().get_property(name, atoms, allow_calculation)
+
     def check_state(self, atoms, tol=1e-15):
         """Return what has changed since the last results; the total charges that are read, too."""
         changed = super().check_state(atoms, tol)

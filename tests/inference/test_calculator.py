@@ -125,6 +125,22 @@ def test_threads_get_what_belongs_to_their_atoms(atoms, run, shared, rng):
     assert atoms.calc.num_compilations == compiled
 
 
+def test_threads_share_a_committee(atoms, committee):
+    """They ended by a KeyError."""
+    calculator, structures = eqfuse.Committee(committee), [atoms.copy() for _ in range(4)]
+    for k, structure in enumerate(structures):
+        structure.rattle(0.05, seed=k)
+    expected = [calculator.get_potential_energy(s) for s in structures]
+    assert np.ptp(expected) > 1e-4
+
+    def energies(structure):
+        return [calculator.get_potential_energy(structure.copy()) for _ in range(20)]
+
+    with ThreadPoolExecutor(4) as pool:
+        for found, reference in zip(pool.map(energies, structures), expected, strict=True):
+            np.testing.assert_allclose(found, [reference] * 20, rtol=0, atol=1e-9)
+
+
 def test_the_example_draws_the_drift(atoms, run, tmp_path, monkeypatch, capsys):
     example = str(Path(__file__).parents[2] / "examples" / "nve.py")
 

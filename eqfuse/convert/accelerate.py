@@ -55,8 +55,8 @@ def accelerate(calculator, *, file=None):
         atoms.calc = eqfuse.accelerate(mace_mp("small"))
 
     It has the same head and dtype. On the first structure that it computes, it compares energy,
-    forces and stress with those of the calculator that was given. Members of a sum of calculators
-    are replaced one by one, so that its dispersion remains what it was.
+    forces and, of a crystal, stress with those of the calculator that was given. Members of a sum
+    of calculators are replaced one by one, so that its dispersion remains what it was.
 
     Args:
       calculator: a MACECalculator, SevenNetCalculator, NequixCalculator, NequIPCalculator or

@@ -55,8 +55,8 @@ def accelerate(calculator, *, file=None):
         atoms.calc = eqfuse.accelerate(mace_mp("small"))
 
     It has the same head and dtype. On the first structure that it computes, it compares energy,
-    forces and stress with those of the calculator that was given. Members of a sum of calculators
-    are replaced one by one, so that its dispersion remains what it was.
+    forces and, of a crystal, stress with those of the calculator that was given. Members of a sum
+    of calculators are replaced one by one, so that its dispersion remains what it was.
 
     Args:
       calculator: a MACECalculator, SevenNetCalculator, NequixCalculator, NequIPCalculator or
@@ -156,9 +156,11 @@ class Accelerated(Calculator):
 
     def _compare(self, ours: dict):
         atoms = self.atoms.copy()
+        atoms.set_constraint()  # ASE's functions would leave out forces that it holds
         atoms.calc = self._original
         theirs = {"energy": atoms.get_potential_energy(), "forces": atoms.get_forces()}
-        if self._volume and "stress" in self._original.implemented_properties:
+        # of a slab, mace's is by another volume, of a cell that it makes
+        if self.atoms.pbc.all() and "stress" in self._original.implemented_properties:
             theirs["stress"] = atoms.get_stress()
         program = _PROGRAMS.get(type(self._original).__name__)
         most, eps = rounding(self.network, program), np.finfo(self.network.dtype).eps

@@ -9,7 +9,7 @@ from eqfuse.convert.registry import known_name, published
 from eqfuse.runs.errors import CheckpointError
 
 _PROGRAMS = {".model": "mace", ".pth": "sevennet", ".pt": "sevennet", ".nqx": "nequix"}
-_PROGRAMS |= {".zip": "nequip"}
+_PROGRAMS |= {".zip": "nequip", ".ckpt": "nequip", ".pt2": "nequip"}  # which says what to give
 """By the endings of their files, programs that `eqfuse convert` reads."""
 
 

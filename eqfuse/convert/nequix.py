@@ -117,6 +117,8 @@ class _Arrays:
                 "is damaged, or of a version of nequix that is not known here"
             )
         self.dtype = str(array.dtype)
+        if self.dtype not in ("float32", "float64"):
+            refuse(f"arrays of {self.dtype}")
         return array.astype(np.float64)
 
     def _require_whole(self):

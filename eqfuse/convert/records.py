@@ -22,7 +22,6 @@ from eqfuse.runs.files import require_regular, room_of
 _DTYPES = {
     "DoubleStorage": "<f8",
     "FloatStorage": "<f4",
-    "HalfStorage": "<f2",
     "LongStorage": "<i8",
     "IntStorage": "<i4",
     "ShortStorage": "<i2",
@@ -149,7 +148,8 @@ def read_saved(path):
         if f"{root}constants.pkl" in names:
             raise ConvertError(
                 f"{path} is compiled (TorchScript); give the file that was saved beside it, whose "
-                "name does not end in _compiled.model or -lammps.pt"
+                "name does not end in _compiled.model or -lammps.pt; of nequip, a .nequip.zip of "
+                "nequip 0.7 or later"
             )
         if f"{root}byteorder" in names and archive.content(f"{root}byteorder") != b"little":
             raise ConvertError(

@@ -52,7 +52,10 @@ def _config(path) -> tuple[dict, dict]:
     """Return the configuration of a checkpoint, and all that it holds."""
     result = read_saved(path)
     if not isinstance(result, dict) or not {"config", "model_state_dict"} <= set(result):
-        raise ConvertError(f"{path} is no checkpoint of SevenNet: it has no model_state_dict")
+        raise ConvertError(
+            f"{path} is no checkpoint of SevenNet: it has no model_state_dict; name another "
+            "program by `eqfuse convert PROGRAM FILE RUN`"
+        )
     return {str(key): value(entry) for key, entry in result["config"].items()}, result
 
 

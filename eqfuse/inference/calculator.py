@@ -241,7 +241,7 @@ class Calculator(ase.calculators.calculator.Calculator):
     def apply(self, function, atoms, **static) -> tuple[np.ndarray, np.ndarray]:
         """Return a function of atoms, see `Evaluator.apply`, and the atom that each node is."""
         with self._lock:
-            self.get_property("energy", atoms)
+            self.calculate(atoms)  # copies have results, and no list
             listed = self._evaluator.listed
             placed = [(self.atoms.positions, self._cell)]
             return self._evaluator.apply(function, listed, placed, **static), listed.order
@@ -335,6 +335,10 @@ class Committee(ase.calculators.calculator.Calculator):
     def name(self) -> str:
         """Return the name of the folder, or those of the runs, which ASE's databases keep."""
         return self._name
+
+    def get_property(self, name, atoms=None, allow_calculation=True):
+        with self.members[0]._lock:  # threads compute one after the other
+            return super().get_property(name, atoms, allow_calculation)
 
     def check_state(self, atoms, tol=1e-15):
         """Return what has changed since the last results; the total charges that are read, too."""

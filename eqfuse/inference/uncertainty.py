@@ -105,7 +105,10 @@ def fit(run, train=None, validation=None) -> Fitted:
         raise CheckpointError(f"{run} is not the folder of a run, which the uncertainty is kept in")
     network = Network(folder)
     dispersion, network.dispersion, network.uncertainty = network.dispersion, None, None
-    own = _data_of(folder) if train is None or validation is None else (None, None)
+    needs_own = train is None or validation is None
+    if needs_own and "converted" in network.metadata:
+        raise CheckpointError(f"{run} was converted, and has no data: give train= and val=")
+    own = _data_of(folder) if needs_own else (None, None)
     given = network.metadata["config"]["data"]
     keys = Keys(*(given.get(f"{n}_key", usual) for n, usual in Keys()._asdict().items()))
     # the network's own frames are less the dispersion already

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from ase.calculators.emt import EMT
 from ase.calculators.mixing import SumCalculator
+from ase.constraints import FixAtoms, Hookean
 
 import eqfuse
 from eqfuse.convert.accelerate import Differs, rounding
@@ -82,6 +83,15 @@ def test_accelerated_calculator_is_compared_once(calculator, package, atoms):
     np.testing.assert_allclose(atoms.get_forces(), forces, rtol=0, atol=1e-5)  # float32
 
 
+def test_accelerated_calculator_is_compared_without_constraints(calculator, package, atoms):
+    """ASE's get_forces() has zeros for fixed atoms, which differed from ours."""
+    atoms.set_constraint([FixAtoms([0]), Hookean(1, 2, rt=0.1, k=5.0)])
+    atoms.calc = eqfuse.accelerate(calculator(), file=package)
+    assert np.abs(atoms.get_forces(apply_constraint=False)[0]).max() > 1e-3
+    assert not atoms.get_forces()[0].any()
+    assert atoms.calc.atoms.constraints
+
+
 @pytest.mark.parametrize(
     ("name", "unit"), [("energy", "eV,"), ("forces", "eV/Å,"), ("stress", "eV/Å³,")]
 )
@@ -93,6 +103,14 @@ def test_accelerated_calculator_that_differs_refuses(name, unit, calculator, pac
         with pytest.raises(Differs, match=f"{name} of NequIPCalculator and .* differ by .* {unit}"):
             fast.get_property(name, atoms)
     assert not fast.results
+
+
+def test_stress_of_slabs_is_not_compared(calculator, package, atoms):
+    """Mace divides it by the volume of a cell that it makes, which was taken for a difference."""
+    theirs, atoms.pbc = calculator(), (True, True, False)
+    theirs.factors = {"stress": 0.1}
+    atoms.calc = eqfuse.accelerate(theirs, file=package)
+    assert np.abs(atoms.get_stress()).max() > 5e-5
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ They are found, checked, and described where they are to be fetched.
 """
 
 import dataclasses
+import pickle
 import re
 
 import ase.build
@@ -21,6 +22,7 @@ from eqfuse.runs.errors import CheckpointError
 from eqfuse.train.arguments import parse
 from eqfuse.train.start import Start
 from tests.convert.conftest import expected
+from tests.convert.test_pickled import write
 
 
 def test_names_of_folders_come_first(tmp_path, monkeypatch):
@@ -83,6 +85,21 @@ def test_names_that_are_misspelt_have_the_nearest(home):
 def test_files_that_are_not_there_are_files(name, home):
     with pytest.raises(CheckpointError, match=f"^no such file or folder: {name}$"):
         eqfuse.Calculator(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("a.ckpt", "of a checkpoint, `nequip-package build FILE.ckpt"),
+        ("a.nequip.pt2", "is no package of nequip"),
+        ("a.pth", "no checkpoint of SevenNet: .* by `eqfuse convert PROGRAM FILE RUN`"),
+    ],
+)
+def test_files_of_other_kinds_have_what_to_give(name, message, home):
+    """Those of nequip were called damaged checkpoints of eqfuse."""
+    write(home / name, pickle.dumps({"model": 1}))
+    with pytest.raises(CheckpointError, match=message):
+        eqfuse.Calculator(home / name)
 
 
 @pytest.mark.parametrize("door", [eqfuse.Calculator, lambda name: eqfuse.predict(name, [])])

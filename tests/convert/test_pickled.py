@@ -135,6 +135,14 @@ def test_parts_are_not_inflated_to_many_times_the_file(tmp_path):
         value(TENSOR(storage, 0, (2**19,), (0,)))
 
 
+def test_half_precision_is_refused_by_name(tmp_path):
+    """Its couplings and constants are so rounded that they were called those of another network."""
+    kind = b"(X\x07\x00\x00\x00storagectorch\nHalfStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpu"
+    path = write(tmp_path / "a.model", b"\x80\x02" + kind + b"K\x01tQ.", **{"data/0": bytes(2)})
+    with pytest.raises(ConvertError, match="the network has tensors of HalfStorage, which"):
+        read_saved(path)
+
+
 def test_files_that_grow_when_they_are_read_are_refused(tmp_path):
     path = tmp_path / "bomb.model"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:

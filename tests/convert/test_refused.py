@@ -74,12 +74,12 @@ def test_sevennet_parts_without_counterpart_are_refused_by_name(change, message)
         _check(SEVENNET, {"zbl.coefficients": 1})
 
 
-def nqx(path, config=NEQUIX, shapes=SHAPES, after=b""):
+def nqx(path, config=NEQUIX, shapes=SHAPES, after=b"", dtype=np.float32):
     rng = np.random.default_rng(0)
     with open(path, "wb") as file:
         file.write(json.dumps(config).encode() + b"\n")
         for shape in shapes:
-            np.save(file, rng.normal(size=shape).astype(np.float32))
+            np.save(file, rng.normal(size=shape).astype(dtype))
         file.write(after)
     return path
 
@@ -110,6 +110,12 @@ def test_a_file_of_nequix_is_read_array_by_array(tmp_path):
 def test_damaged_files_of_nequix_are_refused(config, shapes, message, tmp_path):
     with pytest.raises(ConvertError, match=message):
         read_nequix(nqx(tmp_path / "a.nqx", config, shapes))
+
+
+def test_half_precision_is_refused_by_name(tmp_path):
+    """It was written as a run that no command could read."""
+    with pytest.raises(ConvertError, match="the network has arrays of float16, which"):
+        convert("nequix", nqx(tmp_path / "a.nqx", dtype=np.float16), tmp_path / "run")
 
 
 def test_an_array_that_is_larger_than_its_file_takes_no_memory(tmp_path):

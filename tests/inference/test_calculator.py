@@ -90,6 +90,16 @@ def test_the_hessian_is_the_derivative_of_the_forces(atoms, monkeypatch):
         eqfuse.hessian(atoms)
 
 
+@pytest.mark.parametrize("copied", [copy.copy, lambda atoms: pickle.loads(pickle.dumps(atoms))])
+def test_the_hessian_of_copies(atoms, copied):
+    """They have the results of before, and no neighbour list."""
+    atoms.get_potential_energy()
+    expected = eqfuse.hessian(atoms)
+    atoms.calc = copied(atoms.calc)
+    assert "energy" in atoms.calc.results
+    np.testing.assert_allclose(eqfuse.hessian(atoms), expected, rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize("shared", [True, False])
 def test_threads_get_what_belongs_to_their_atoms(atoms, run, shared, rng):
     """Four threads, with one calculator or with one each; the programs are shared in both."""
@@ -113,6 +123,22 @@ def test_threads_get_what_belongs_to_their_atoms(atoms, run, shared, rng):
         for found, reference in zip(pool.map(forces, structures), expected, strict=True):
             np.testing.assert_allclose(found, [reference] * 5, rtol=0, atol=1e-10)
     assert atoms.calc.num_compilations == compiled
+
+
+def test_threads_share_a_committee(atoms, committee):
+    """They ended by a KeyError."""
+    calculator, structures = eqfuse.Committee(committee), [atoms.copy() for _ in range(4)]
+    for k, structure in enumerate(structures):
+        structure.rattle(0.05, seed=k)
+    expected = [calculator.get_potential_energy(s) for s in structures]
+    assert np.ptp(expected) > 1e-4
+
+    def energies(structure):
+        return [calculator.get_potential_energy(structure.copy()) for _ in range(20)]
+
+    with ThreadPoolExecutor(4) as pool:
+        for found, reference in zip(pool.map(energies, structures), expected, strict=True):
+            np.testing.assert_allclose(found, [reference] * 20, rtol=0, atol=1e-9)
 
 
 def test_the_example_draws_the_drift(atoms, run, tmp_path, monkeypatch, capsys):

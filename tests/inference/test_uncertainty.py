@@ -214,3 +214,9 @@ def test_uncertainty_refuses_what_was_not_fitted(run, copper, tmp_path, command)
     assert "needs at least 4 validation frames with an energy" in error
     error = command("uncertainty", run / "checkpoints" / "best.safetensors", code=2).err
     assert "is not the folder of a run" in error
+
+
+def test_uncertainty_of_a_converted_network_needs_frames(untrained):
+    """It said to train the network further."""
+    with pytest.raises(CheckpointError, match="was converted, and has no data: give train= and"):
+        uncertainty.fit(untrained(), train="copper.xyz")

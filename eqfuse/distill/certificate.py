@@ -67,6 +67,14 @@ def dynamic(of, calculator) -> tuple[dict, dict]:
     return numbers, {title: radial_distribution(counts, _PAIRS[1], periodic)}
 
 
+def _of_minimum(*given) -> tuple[dict, dict]:
+    """Return `properties.of_minimum`, or why there are none."""
+    try:
+        return properties.of_minimum(*given)
+    except Exception as error:  # of any calculator, for structures that no label is like
+        return {"stopped near its minimum": f"{type(error).__name__}: {error}".splitlines()[0]}, {}
+
+
 def coverage(frames: Sequence[ase.Atoms]) -> dict:
     """Return the range of what a student was trained on; anything else is extrapolation."""
     dense = [*filter(properties.is_dense, frames)]
@@ -124,7 +132,7 @@ def certify(of, measured: dict) -> dict:
     both, curves = {"teacher": {}, "student": {}}, {}
     for (name, own), calculator in zip(both.items(), (of.teacher, student), strict=True):
         given, small = (start, calculator, settings.properties), len(start) <= MOST_ATOMS
-        parts = [properties.of_minimum(*given)] if small else []
+        parts = [_of_minimum(*given)] if small else []
         parts += [dynamic(of, calculator)] if "dynamics" in settings.properties else []
         for numbers, drawn in parts:
             own |= numbers

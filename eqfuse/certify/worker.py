@@ -126,8 +126,12 @@ def as_line(message: dict) -> str:
 
 
 def serve():
-    """Answer the requests on standard input until it ends; what calculators print is no answer."""
-    replies = os.fdopen(os.dup(1), "w")
+    """Answer the requests on standard input until it ends; what calculators print is no answer.
+
+    They and the programs that they run read nothing: they would wait for ever.
+    """
+    requests, replies = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     sys.path.insert(0, os.getcwd())
 
@@ -142,7 +146,7 @@ def serve():
         return
     reply({"ready": True})
     new = functools.cache(lambda: build(sys.argv[1]))
-    for line in sys.stdin:
+    for line in requests:
         reply(answer(calculator, new=new, **json.loads(line)))
 
 

@@ -5,6 +5,7 @@ import json
 import re
 import runpy
 import sys
+import threading
 from types import SimpleNamespace
 
 import ase.build
@@ -20,7 +21,7 @@ from eqfuse.certify.checks import CHECKS, Row, worst_of
 from eqfuse.certify.compare import compare
 from eqfuse.certify.questions import _slope
 from eqfuse.certify.report import Report
-from eqfuse.certify.subjects import Run, Subject
+from eqfuse.certify.subjects import Remote, Run, Subject
 from eqfuse.convert import convert
 from tests.certify.calculators import Folded, Listed, Soft
 from tests.convert.conftest import GOLDENS, unpacked
@@ -194,7 +195,7 @@ def test_the_bound_of_a_slope_holds_where_the_force_has_a_kink():
 def calculator_file(tmp_path, monkeypatch):
     """Return a folder with a module of a calculator that this process has not imported."""
     (tmp_path / "mine.py").write_text(
-        "import os\n"
+        "import os, subprocess\n"
         "from ase.calculators.lj import LennardJones\n"
         "def made(sigma=2.3):\n"
         "    print('words of a calculator')\n"
@@ -203,6 +204,10 @@ def calculator_file(tmp_path, monkeypatch):
         "    def calculate(self, *arguments):\n"
         "        print('out of memory', flush=True)\n"
         "        os._exit(3)\n"
+        "class Reading(LennardJones):\n"
+        "    def calculate(self, *arguments):\n"
+        "        subprocess.run(['sort'])\n"
+        "        super().calculate(*arguments)\n"
     )
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -221,6 +226,17 @@ def test_a_calculator_of_another_process_is_checked_and_reported(calculator_file
     assert known["precision"] == "float64"
     assert {row["check"] for row in known["checks"]} <= set(CHECKS)
     assert known["versions"]["python"]
+
+
+@pytest.mark.usefixtures("calculator_file")
+def test_a_program_of_a_calculator_that_reads_its_input_does_not_wait():
+    remote = Remote("mine:Reading()")
+    killer = threading.Timer(20, remote._process.kill)
+    killer.start()
+    [found] = remote.compute([ase.Atoms("Cu2", [(0, 0, 0), (0, 0, 2.5)])])
+    killer.cancel()
+    remote.close()
+    assert found.is_finite
 
 
 def test_the_worker_draws_velocities_with_ase_before_3_29(monkeypatch):

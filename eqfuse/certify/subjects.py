@@ -161,11 +161,11 @@ class Remote(Subject):
 
     def __init__(self, name: str, python: str | Path | None = None):
         super().__init__(None, name, (name.partition(":")[0].partition(".")[0],))
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it is closed with the process
+        self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - it is closed with the process
         command = [str(python or sys.executable), worker.__file__, name]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._log}
         try:
-            self._process = subprocess.Popen(command, **pipes, text=True)
+            self._process = subprocess.Popen(command, **pipes, text=True, errors="replace")
         except OSError as error:
             self._log.close()
             raise DataError(f"python={python} cannot be run: {error.strerror}") from error
@@ -186,8 +186,9 @@ class Remote(Subject):
 
     def _received(self) -> dict:
         """Return the next reply, or {"ended": why} of a process that will not answer."""
-        if line := self._process.stdout.readline():
-            return json.loads(line)
+        while line := self._process.stdout.readline():
+            if line.startswith("{"):  # a script around Python may print others before
+                return json.loads(line)
         self._process.wait()
         self._log.seek(0)
         lines = self._log.read().strip().splitlines()

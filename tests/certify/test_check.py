@@ -23,6 +23,7 @@ from eqfuse.certify.questions import _slope
 from eqfuse.certify.report import Report
 from eqfuse.certify.subjects import Remote, Run, Subject
 from eqfuse.convert import convert
+from eqfuse.data import DataError
 from tests.certify.calculators import Folded, Listed, Soft
 from tests.convert.conftest import GOLDENS, unpacked
 
@@ -226,6 +227,21 @@ def test_a_calculator_of_another_process_is_checked_and_reported(calculator_file
     assert known["precision"] == "float64"
     assert {row["check"] for row in known["checks"]} <= set(CHECKS)
     assert known["versions"]["python"]
+
+
+def test_a_script_around_python_may_print(calculator_file):
+    """Also what is no UTF-8, to both streams."""
+    (script := calculator_file / "python").write_text(
+        "#!/bin/sh\n"
+        "printf 'module \\265\\n'\n"
+        "printf 'library \\265\\n' >&2\n"
+        f'exec {sys.executable} "$@"\n'
+    )
+    script.chmod(0o700)
+    remote = Remote("mine:Dying()", script)
+    with pytest.raises(DataError, match="has ended: out of memory"):
+        remote.compute([ase.Atoms("Cu")])
+    remote.close()
 
 
 @pytest.mark.usefixtures("calculator_file")

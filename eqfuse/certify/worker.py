@@ -37,11 +37,17 @@ def build(name: str):
     return target(*arguments, **named)
 
 
+def energy_of(atoms: ase.Atoms) -> float:
+    """Return the energy (eV) whose slope forces are: where electrons are smeared, the free one."""
+    energy = atoms.get_potential_energy()
+    return float(getattr(atoms.calc, "results", {}).get("free_energy", energy))
+
+
 def compute(calculator, atoms: ase.Atoms) -> dict:
     """Return energy (eV), forces (eV/Å) and, where there is one, stress (eV/Å^3, 6 numbers)."""
     atoms = atoms.copy()
     atoms.calc = calculator
-    results = {"energy": float(atoms.get_potential_energy()), "forces": atoms.get_forces()}
+    results = {"energy": energy_of(atoms), "forces": atoms.get_forces()}
     if atoms.pbc.all() and atoms.cell.rank == 3:
         with contextlib.suppress(PropertyNotImplementedError):
             results["stress"] = atoms.get_stress()
@@ -80,7 +86,8 @@ def dynamics(calculator, atoms: ase.Atoms, timestep: float, steps: int, temperat
     for _ in range(steps):
         try:
             verlet.run(1)
-            rows.append((atoms.get_total_energy(), atoms.get_velocities(), atoms.get_forces()))
+            energy = energy_of(atoms) + atoms.get_kinetic_energy()
+            rows.append((energy, atoms.get_velocities(), atoms.get_forces()))
         except Exception as error:  # of any calculator, for positions that are not finite
             print(f"dynamics ended after {len(rows)} steps: {error}", file=sys.stderr)
             break

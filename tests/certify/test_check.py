@@ -166,6 +166,23 @@ def test_a_calculator_fails_or_is_noted(name, calculator, options, row):
     assert re.search(row, str(row_of(name, calculator, **options)))
 
 
+class Smeared(EMT):
+    """EMT whose forces are the slope of `free_energy`, as with smeared electrons."""
+
+    def calculate(self, *arguments):
+        super().calculate(*arguments)
+        self.results["energy"] *= 1.02
+
+
+def test_the_energy_is_that_whose_slope_the_forces_are():
+    found = []
+    for calculator in (Smeared(), EMT()):
+        atoms = ase.build.bulk("Cu").repeat(2)
+        first = worker.compute(calculator, atoms)["energy"]
+        found.append([first, *worker.dynamics(calculator, atoms, 1.0, 2, 600.0)["energies"]])
+    assert found[0] == found[1]
+
+
 def test_check_notes_small_differences():
     assert Row("translation", 5e-10, 1e-12, "eV").verdict == "noted"
     assert Row("translation", 5e-9, 1e-12, "eV").verdict == "FAILED"

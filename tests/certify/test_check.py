@@ -305,6 +305,9 @@ def test_a_page_escapes_names(tmp_path):
         ("mine:made() --elements Cu --json nowhere/numbers.json", "cannot be written"),
         ("mine:made() --elements Cu dtype=float32", "dtype=: of a run only"),
         ("mine:Dying() --elements Cu", "out of memory"),
+        ("mine:made() --elements Cu --temperature -300", "temperature=-300.0 is impossible"),
+        ("mine:made() --elements Cu --picoseconds inf", "picoseconds=inf is impossible"),
+        ("mine:made() --elements Cu --backends xla", "backends=: of a run only"),
     ],
 )
 @pytest.mark.usefixtures("calculator_file")

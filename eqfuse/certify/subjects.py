@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -252,7 +253,7 @@ def open_subject(name: str, *, python=None, **of_run) -> Subject:
       CheckpointError, DataError: there is none, or an option that is not for it.
     """
     named = {option: value for option, value in of_run.items() if value is not None}
-    if ":" in name and not Path(name).exists():
+    if ":" in name and not os.path.exists(name):  # False for a name that is too long
         if named:
             options = ", ".join(f"{option}=" for option in named)
             raise DataError(

@@ -11,6 +11,7 @@ import functools
 import itertools
 import json
 import math
+import os
 import shutil
 import tempfile
 import time
@@ -69,7 +70,7 @@ class Distillation:
     """A distillation in a folder that has begun; or in a new one, if all that it needs is there."""
 
     def __init__(self, settings: Distill, folder: Path | None = None):
-        if Path(settings.teacher).expanduser().exists():
+        if os.path.exists(os.path.expanduser(settings.teacher)):
             settings.teacher = absolute(settings.teacher)
         file = folder / "distill" / "start.traj" if folder else settings.start
         words_of(settings.student or "")

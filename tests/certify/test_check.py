@@ -307,6 +307,7 @@ def test_a_page_escapes_names(tmp_path):
         ("mine:Dying() --elements Cu", "out of memory"),
         ("mine:made() --elements Cu --temperature -300", "temperature=-300.0 is impossible"),
         ("mine:made() --elements Cu --picoseconds inf", "picoseconds=inf is impossible"),
+        (f"nomodule:made('{300 * 'x'}') --elements Cu", "No module named 'nomodule'"),
         ("mine:made() --elements Cu --backends xla", "backends=: of a run only"),
     ],
 )

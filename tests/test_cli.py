@@ -122,6 +122,8 @@ WORDS = ["predict", "a", "b"]
         ([*WORDS, "batch_size=0"], "batch_size=0 is impossible: it must be finite and"),
         ([*WORDS, "batch_size=1.5"], "batch_size=1.5 is impossible: it must be a whole"),
         (["predict", "a\0", "b"], "RUN='a\\x00' is impossible: it must be without NUL characters"),
+        (["predict", "~nobody-here/a", "b"], "RUN=~nobody-here/a is impossible: it must be in the"),
+        (["check", "a", "report=~nobody-here/a.html"], "report=~nobody-here/a.html is impossible"),
         (["train", "layer=3"], "layer is not a setting of this run"),
         (["info", "a", "FILE"], "FILE is one too many: eqfuse info [RUN]"),
     ],

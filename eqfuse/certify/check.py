@@ -326,7 +326,7 @@ def frames_of(file: Path | None, frames: int, types=None) -> list[ase.Atoms]:
 @command.of(Check)
 def main(options: Check) -> int:
     require_backend(options.backend)
-    check_paths(options.report, options.json)
+    check_paths(options.report, options.json, options.file)
     unknown = [e for e in options.elements or () if e not in ase.data.atomic_numbers]
     if unknown:
         raise DataError(f"elements={unknown[0]} is no element; write them as Cu,O")

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import re
 import runpy
 import sys
@@ -227,6 +228,7 @@ def calculator_file(tmp_path, monkeypatch):
         "        subprocess.run(['sort'])\n"
         "        super().calculate(*arguments)\n"
     )
+    os.mkfifo(tmp_path / "pipe")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -308,6 +310,9 @@ def test_a_page_escapes_names(tmp_path):
         ("mine:made() --elements Cu --temperature -300", "temperature=-300.0 is impossible"),
         ("mine:made() --elements Cu --picoseconds inf", "picoseconds=inf is impossible"),
         (f"nomodule:made('{300 * 'x'}') --elements Cu", "No module named 'nomodule'"),
+        ("mine:made() mine.py --json mine.py", "different files"),
+        ("mine:made() --elements Cu --report a.html --json a.html", "different files"),
+        ("mine:made() --elements Cu --json pipe", "it is a pipe or a device"),
         ("mine:made() --elements Cu --backends xla", "backends=: of a run only"),
     ],
 )

@@ -43,6 +43,15 @@ def test_a_reader_that_ends_is_no_error_of_what_predicts():
         command.run(Uncertainty, task, ["RUN"])
 
 
+def test_an_interrupt_while_a_command_is_imported_is_one_line(monkeypatch, capsys):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("importlib.import_module", interrupted)
+    assert main(["info"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
 def test_each_command_has_help_of_its_own(capsys):
     for name in COMMANDS:
         assert main([name, "--help"]) == 0

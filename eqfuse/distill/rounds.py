@@ -39,6 +39,7 @@ from eqfuse.runs import (
     Log,
     TrainingFailed,
     absolute,
+    locked,
     made,
     naming,
     read_table,
@@ -162,7 +163,7 @@ class Distillation:
           Interrupted: by a signal; the folder can be gone on with.
         """
         try:
-            with Log() as log, warnings.catch_warnings():
+            with Log() as log, locked(self.work), warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # of frames that are far from usual
                 log.begin(self.work, new=not self.rows("rounds"))
                 self._begin()

@@ -322,7 +322,7 @@ class RunFolder:
             return
         require_regular(*self.path.glob("*"), *self.checkpoints.glob("*"))
         require_here(self.metrics)
-        self._lock = _lock(self.path)
+        self._lock = locked(self.path)
         if settings is None:
             return
         try:
@@ -440,7 +440,8 @@ def _cannot_be_made(path: Path, error: OSError) -> ConfigError:
     return ConfigError(f"run={path} cannot be made: {error.strerror}")
 
 
-def _lock(folder: Path):
+def locked(folder: Path):
+    """Return an open file by which a folder is this process's alone until it is closed."""
     import fcntl  # see `require_locks`
 
     try:

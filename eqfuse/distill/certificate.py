@@ -5,6 +5,7 @@ import json
 import operator
 from argparse import Namespace
 from collections.abc import Sequence
+from shlex import quote
 
 import ase
 import numpy as np
@@ -189,7 +190,7 @@ def _page(run, known: dict, pictures: dict[str, str]) -> str:
     compared = [[name, *(_text(own.get(name)) for own in both.values())] for name in names]
     ranges = [(name, _text(value)) for name, value in known["trained_on"].items()]
     use = (
-        f"eqfuse md {run} START.xyz ensemble=langevin"
+        f"eqfuse md {quote(str(run))} START.xyz ensemble=langevin"
         f"  # warns where the spread of an atom is above {known['spread_limit_ev']:g} eV\n"
         f"calculator = eqfuse.Calculator({str(run)!r})  # of ASE"
     )

@@ -23,13 +23,21 @@ from ase.md.verlet import VelocityVerlet
 from ase.optimize import FIRE
 
 
+def _literal(node):
+    try:
+        return ast.literal_eval(node)
+    except ValueError as error:
+        given = ast.unparse(node)
+        raise ValueError(f"{given} is no number or text; is it {given!r}, in quotes?") from error
+
+
 def build(name: str):
     """Return the calculator that `module:function(arguments)` names; arguments are literals."""
     module, _, call = name.partition(":")
     node, arguments, named = ast.parse(call, mode="eval").body, [], {}
     if isinstance(node, ast.Call):
-        arguments = [ast.literal_eval(argument) for argument in node.args]
-        named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
+        arguments = [_literal(argument) for argument in node.args]
+        named = {keyword.arg: _literal(keyword.value) for keyword in node.keywords}
         node = node.func
     target = importlib.import_module(module)
     for part in ast.unparse(node).split("."):

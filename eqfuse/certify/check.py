@@ -286,9 +286,7 @@ class Check:
     calculator: str = word("what is checked")
     file: Path | None = word("structures besides those that are made, without labels too", None)
     types: tuple[str, ...] | None = setting(None, TYPES)
-    python: str | None = setting(
-        None, "Python of the calculator's environment, with ase, numpy", convert=os.path.expanduser
-    )
+    python: str | None = setting(None, "its Python, with ase and numpy", convert=os.path.expanduser)
     elements: tuple[str, ...] | None = setting(None, "of the structures that are made, as Cu,O")
     frames: int = setting(3, "frames of the file, evenly spaced", POSITIVE)
     picoseconds: float = setting(2.0, "of dynamics; 0 for none", NOT_NEGATIVE)

@@ -21,9 +21,8 @@ def check_paths(page: Path | None, numbers: Path | None, read: Path | None):
     """Refuse files that cannot be written, before anything is computed.
 
     Raises:
-      DataError: a page whose name does not end with .html, a file that cannot be written, or one
-        that is also another one of these, or the one that is read.
-      OSError: a pipe or a device.
+      DataError, OSError: a page whose name does not end with .html, a file that cannot be written,
+        or two that are one.
     """
     if page is not None and page.suffix != ".html":
         raise DataError(f"report={page}: end its name with .html")

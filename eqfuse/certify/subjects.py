@@ -162,7 +162,7 @@ class Remote(Subject):
 
     def __init__(self, name: str, python: str | Path | None = None):
         super().__init__(None, name, (name.partition(":")[0].partition(".")[0],))
-        self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - it is closed with the process
+        self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - see `close`
         command = [str(python or sys.executable), worker.__file__, name]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._log}
         try:
@@ -174,6 +174,7 @@ class Remote(Subject):
         if "ready" not in ready:
             self.close()
             why = ready.get("error", ready.get("ended"))
+            why = "quote texts, 'like this'" if "malformed node" in why else why
             raise DataError(f"the calculator {name} cannot be made: {why}")
 
     def _reply(self, request):

@@ -23,21 +23,13 @@ from ase.md.verlet import VelocityVerlet
 from ase.optimize import FIRE
 
 
-def _literal(node):
-    try:
-        return ast.literal_eval(node)
-    except ValueError as error:
-        given = ast.unparse(node)
-        raise ValueError(f"{given} is no number or text; is it {given!r}, in quotes?") from error
-
-
 def build(name: str):
     """Return the calculator that `module:function(arguments)` names; arguments are literals."""
     module, _, call = name.partition(":")
     node, arguments, named = ast.parse(call, mode="eval").body, [], {}
     if isinstance(node, ast.Call):
-        arguments = [_literal(argument) for argument in node.args]
-        named = {keyword.arg: _literal(keyword.value) for keyword in node.keywords}
+        arguments = [ast.literal_eval(argument) for argument in node.args]
+        named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
         node = node.func
     target = importlib.import_module(module)
     for part in ast.unparse(node).split("."):
@@ -141,10 +133,7 @@ def as_line(message: dict) -> str:
 
 
 def serve():
-    """Answer the requests on standard input until it ends; what calculators print is no answer.
-
-    They and the programs that they run read nothing: they would wait for ever.
-    """
+    """Answer the requests on standard input until it ends; calculators neither read nor answer."""
     requests, replies = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)

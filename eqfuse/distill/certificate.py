@@ -69,7 +69,6 @@ def dynamic(of, calculator) -> tuple[dict, dict]:
 
 
 def _of_minimum(*given) -> tuple[dict, dict]:
-    """Return `properties.of_minimum`, or why there are none."""
     try:
         return properties.of_minimum(*given)
     except Exception as error:  # of any calculator, for structures that no label is like

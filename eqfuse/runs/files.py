@@ -207,8 +207,7 @@ def write_whole(path: Path, content: str | bytes, previous: Path | None = None):
 def whole(path: Path, part: Path):
     """Return a context in which `part` is written, which is `path` after it, or is removed.
 
-    An OSError, such as that of a full disk, or of a pipe or a device in the place of the file, has
-    the name of the file.
+    An OSError, such as that of a full disk or of a pipe in its place, has the name of the file.
     """
     try:
         require_regular(path)

@@ -313,7 +313,7 @@ def test_a_page_escapes_names(tmp_path):
         ("mine:made() mine.py --json mine.py", "different files"),
         ("mine:made() --elements Cu --report a.html --json a.html", "different files"),
         ("mine:made() --elements Cu --json pipe", "it is a pipe or a device"),
-        ("mine:made(sigma=small) --elements Cu", "small is no number or text; is it 'small', in"),
+        ("mine:made(sigma=small) --elements Cu", "cannot be made: quote texts, 'like this'"),
         ("mine:made() --elements Cu --python ./none", "python=./none cannot be run"),
         ("mine:made() --elements Cu --backends xla", "backends=: of a run only"),
     ],

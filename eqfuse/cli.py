@@ -30,8 +30,8 @@ COMMANDS = {
 def main(arguments: list[str] | None = None) -> int:
     """Run a command, by default that of the command line, and return its exit code.
 
-    The code is 2 for an unknown one, and 141 (128 and SIGPIPE) if what reads its output has ended,
-    as `head` does.
+    The code is 2 for an unknown one, 130 if it is interrupted, and 141 (128 and SIGPIPE) if what
+    reads its output has ended, as `head` does.
     """
     try:
         try:
@@ -43,6 +43,9 @@ def main(arguments: list[str] | None = None) -> int:
             with contextlib.suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         return 141
+    except KeyboardInterrupt:  # while it imports; later see `eqfuse.runs.exit_code`
+        print("interrupted", file=sys.stderr)
+        return 130
 
 
 def _run(arguments: list[str] | None) -> int:

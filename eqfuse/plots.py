@@ -186,8 +186,7 @@ def walks(walked, target):
     figure = _figure(2)
     energy, force = figure.axes
     for walk in walked:
-        usual = np.nan_to_num(walk.energies - walk.energies[-1])
-        energy.plot(walk.distances, usual, label=walk.path.name)
+        energy.plot(walk.distances, walk.energies - walk.energies[-1], label=walk.path.name)
         force.plot(walk.distances, walk.forces, label=walk.path.name)
     for axes, label in ((energy, "energy, from that at 12 Å (eV)"), (force, "force (eV/Å)")):
         axes.set(xlabel="distance (Å)", ylabel=label)

@@ -43,6 +43,15 @@ def test_a_reader_that_ends_is_no_error_of_what_predicts():
         command.run(Uncertainty, task, ["RUN"])
 
 
+def test_an_interrupt_while_a_command_is_imported_is_one_line(monkeypatch, capsys):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("importlib.import_module", interrupted)
+    assert main(["info"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
 def test_each_command_has_help_of_its_own(capsys):
     for name in COMMANDS:
         assert main([name, "--help"]) == 0
@@ -122,6 +131,8 @@ WORDS = ["predict", "a", "b"]
         ([*WORDS, "batch_size=0"], "batch_size=0 is impossible: it must be finite and"),
         ([*WORDS, "batch_size=1.5"], "batch_size=1.5 is impossible: it must be a whole"),
         (["predict", "a\0", "b"], "RUN='a\\x00' is impossible: it must be without NUL characters"),
+        (["predict", "~nobody-here/a", "b"], "RUN=~nobody-here/a is impossible: it must be in the"),
+        (["check", "a", "report=~nobody-here/a.html"], "report=~nobody-here/a.html is impossible"),
         (["train", "layer=3"], "layer is not a setting of this run"),
         (["info", "a", "FILE"], "FILE is one too many: eqfuse info [RUN]"),
     ],

@@ -69,6 +69,15 @@ def test_parity_colours_forces_by_element(numbers, names, figures):
         assert len(set.union(*colours.values())) == len(set(numbers))
 
 
+def test_energies_that_are_not_finite_are_gaps_of_a_path(figures):
+    energies = np.array([np.inf, 2.0, np.nan, 1.0, 0.0])
+    walk = {"distances": np.arange(5.0), "energies": energies, "forces": energies}
+    plots.walks([SimpleNamespace(path=SimpleNamespace(name="pair"), **walk)], None)
+    axes = figures[0].axes[0]
+    np.testing.assert_array_equal(axes.lines[0].get_ydata(), energies)
+    assert axes.get_ylim()[1] < 10
+
+
 def test_a_spread_within_a_decade_has_labels_that_do_not_overlap(figures):
     plots.spread(np.geomspace(3e-3, 6e-2, 30), np.geomspace(2e-3, 6e-2, 30), None)
     [axes] = figures[0].axes

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -21,7 +22,7 @@ from eqfuse.certify.structures import made_structures
 from eqfuse.certify.subjects import Run, Subject, open_subject
 from eqfuse.data import DataError, Keys, read_with_atoms, require_apart
 from eqfuse.inference import require_backend
-from eqfuse.runs import BACKEND, POSITIVE, TYPES, command, naming, setting, word
+from eqfuse.runs import BACKEND, NOT_NEGATIVE, POSITIVE, TYPES, command, naming, setting, word
 
 RATTLE = 0.03
 """Å, by which atoms of a file are moved at random, so that forces do not vanish by symmetry."""
@@ -285,11 +286,11 @@ class Check:
     calculator: str = word("what is checked")
     file: Path | None = word("structures besides those that are made, without labels too", None)
     types: tuple[str, ...] | None = setting(None, TYPES)
-    python: Path | None = setting(None, "Python of the calculator's environment, with ase, numpy")
+    python: str | None = setting(None, "its Python, with ase and numpy", convert=os.path.expanduser)
     elements: tuple[str, ...] | None = setting(None, "of the structures that are made, as Cu,O")
     frames: int = setting(3, "frames of the file, evenly spaced", POSITIVE)
-    picoseconds: float = setting(2.0, "of dynamics; 0 for none")
-    temperature: float = setting(300.0, "K, of dynamics")
+    picoseconds: float = setting(2.0, "of dynamics; 0 for none", NOT_NEGATIVE)
+    temperature: float = setting(300.0, "K, of dynamics", NOT_NEGATIVE)
     report: Path | None = setting(None, "page to write, .html")
     json: Path | None = setting(None, "file to write all numbers to")
     which: Literal["best", "last"] | None = setting(None, "checkpoint; null: the best there is")
@@ -326,7 +327,7 @@ def frames_of(file: Path | None, frames: int, types=None) -> list[ase.Atoms]:
 @command.of(Check)
 def main(options: Check) -> int:
     require_backend(options.backend)
-    check_paths(options.report, options.json)
+    check_paths(options.report, options.json, options.file)
     unknown = [e for e in options.elements or () if e not in ase.data.atomic_numbers]
     if unknown:
         raise DataError(f"elements={unknown[0]} is no element; write them as Cu,O")
@@ -358,6 +359,8 @@ def main(options: Check) -> int:
 def _others_of(subject: Subject, options: Check) -> list[tuple[str, str, Subject]]:
     """Return the other backends and float32 of a run that is checked in float64."""
     if not isinstance(subject, Run) or options.dtype == "float32":
+        if options.backends:
+            raise DataError("backends=: of a run only, which is checked in float64")
         return []
     used, which = ops.resolve_here(options.backend), options.which
     names = [n for n, (runs, _) in ops.availability().items() if runs and n != used]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -128,10 +129,10 @@ class Compare:
     file: Path = word("structures, without labels too")
     types: tuple[str, ...] | None = setting(None, TYPES)
     frames: int = setting(10, "of the file", POSITIVE)
-    python_a: Path | None = setting(None, "Python of its environment")
+    python_a: str | None = setting(None, "Python of its environment", convert=os.path.expanduser)
     dtype_a: Literal["float32", "float64"] | None = setting(None, "of a run")
     backend_a: str | None = setting(None, "of the ops of a run")
-    python_b: Path | None = setting(None, "Python of its environment")
+    python_b: str | None = setting(None, "Python of its environment", convert=os.path.expanduser)
     dtype_b: Literal["float32", "float64"] | None = setting(None, "of a run")
     backend_b: str | None = setting(None, "of the ops of a run")
 

@@ -11,22 +11,28 @@ import numpy as np
 from eqfuse import plots
 from eqfuse.certify.checks import CHECKS, Row
 from eqfuse.data import DataError
-from eqfuse.runs import page, write_whole
+from eqfuse.runs import page, require_regular, write_whole
 
 FORMAT = 1
 """Of the JSON; a reader of several reports compares it."""
 
 
-def check_paths(page: Path | None, numbers: Path | None):
+def check_paths(page: Path | None, numbers: Path | None, read: Path | None):
     """Refuse files that cannot be written, before anything is computed.
 
     Raises:
-      DataError: a page whose name does not end with .html, or a file that cannot be written.
+      DataError, OSError: a page whose name does not end with .html, a file that cannot be written,
+        or two that are one.
     """
     if page is not None and page.suffix != ".html":
         raise DataError(f"report={page}: end its name with .html")
+    places = [os.path.realpath(path) for path in (page, numbers, read) if path is not None]
+    if len({*places}) < len(places):
+        raise DataError("report=, json= and FILE are to be different files")
     for path in filter(None, (page, numbers)):
-        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        require_regular(path)
+        needed = [path.parent, *([path] if path.exists() else [])]
+        if path.is_dir() or not all(os.access(one, os.W_OK) for one in needed):
             raise DataError(f"{path} cannot be written: is its folder there, and yours?")
 
 

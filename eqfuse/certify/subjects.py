@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -161,11 +162,11 @@ class Remote(Subject):
 
     def __init__(self, name: str, python: str | Path | None = None):
         super().__init__(None, name, (name.partition(":")[0].partition(".")[0],))
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it is closed with the process
+        self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - see `close`
         command = [str(python or sys.executable), worker.__file__, name]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._log}
         try:
-            self._process = subprocess.Popen(command, **pipes, text=True)
+            self._process = subprocess.Popen(command, **pipes, text=True, errors="replace")
         except OSError as error:
             self._log.close()
             raise DataError(f"python={python} cannot be run: {error.strerror}") from error
@@ -173,6 +174,7 @@ class Remote(Subject):
         if "ready" not in ready:
             self.close()
             why = ready.get("error", ready.get("ended"))
+            why = "quote texts, 'like this'" if "malformed node" in why else why
             raise DataError(f"the calculator {name} cannot be made: {why}")
 
     def _reply(self, request):
@@ -186,8 +188,9 @@ class Remote(Subject):
 
     def _received(self) -> dict:
         """Return the next reply, or {"ended": why} of a process that will not answer."""
-        if line := self._process.stdout.readline():
-            return json.loads(line)
+        while line := self._process.stdout.readline():
+            if line.startswith("{"):  # a script around Python may print others before
+                return json.loads(line)
         self._process.wait()
         self._log.seek(0)
         lines = self._log.read().strip().splitlines()
@@ -251,7 +254,7 @@ def open_subject(name: str, *, python=None, **of_run) -> Subject:
       CheckpointError, DataError: there is none, or an option that is not for it.
     """
     named = {option: value for option, value in of_run.items() if value is not None}
-    if ":" in name and not Path(name).exists():
+    if ":" in name and not os.path.exists(name):  # False for a name that is too long
         if named:
             options = ", ".join(f"{option}=" for option in named)
             raise DataError(

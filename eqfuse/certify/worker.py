@@ -37,11 +37,17 @@ def build(name: str):
     return target(*arguments, **named)
 
 
+def energy_of(atoms: ase.Atoms) -> float:
+    """Return the energy (eV) whose slope forces are: where electrons are smeared, the free one."""
+    energy = atoms.get_potential_energy()
+    return float(getattr(atoms.calc, "results", {}).get("free_energy", energy))
+
+
 def compute(calculator, atoms: ase.Atoms) -> dict:
     """Return energy (eV), forces (eV/Å) and, where there is one, stress (eV/Å^3, 6 numbers)."""
     atoms = atoms.copy()
     atoms.calc = calculator
-    results = {"energy": float(atoms.get_potential_energy()), "forces": atoms.get_forces()}
+    results = {"energy": energy_of(atoms), "forces": atoms.get_forces()}
     if atoms.pbc.all() and atoms.cell.rank == 3:
         with contextlib.suppress(PropertyNotImplementedError):
             results["stress"] = atoms.get_stress()
@@ -80,7 +86,8 @@ def dynamics(calculator, atoms: ase.Atoms, timestep: float, steps: int, temperat
     for _ in range(steps):
         try:
             verlet.run(1)
-            rows.append((atoms.get_total_energy(), atoms.get_velocities(), atoms.get_forces()))
+            energy = energy_of(atoms) + atoms.get_kinetic_energy()
+            rows.append((energy, atoms.get_velocities(), atoms.get_forces()))
         except Exception as error:  # of any calculator, for positions that are not finite
             print(f"dynamics ended after {len(rows)} steps: {error}", file=sys.stderr)
             break
@@ -126,8 +133,9 @@ def as_line(message: dict) -> str:
 
 
 def serve():
-    """Answer the requests on standard input until it ends; what calculators print is no answer."""
-    replies = os.fdopen(os.dup(1), "w")
+    """Answer the requests on standard input until it ends; calculators neither read nor answer."""
+    requests, replies = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     sys.path.insert(0, os.getcwd())
 
@@ -142,7 +150,7 @@ def serve():
         return
     reply({"ready": True})
     new = functools.cache(lambda: build(sys.argv[1]))
-    for line in sys.stdin:
+    for line in requests:
         reply(answer(calculator, new=new, **json.loads(line)))
 
 

@@ -5,6 +5,7 @@ import json
 import operator
 from argparse import Namespace
 from collections.abc import Sequence
+from shlex import quote
 
 import ase
 import numpy as np
@@ -67,6 +68,13 @@ def dynamic(of, calculator) -> tuple[dict, dict]:
     return numbers, {title: radial_distribution(counts, _PAIRS[1], periodic)}
 
 
+def _of_minimum(*given) -> tuple[dict, dict]:
+    try:
+        return properties.of_minimum(*given)
+    except Exception as error:  # of any calculator, for structures that no label is like
+        return {"stopped near its minimum": f"{type(error).__name__}: {error}".splitlines()[0]}, {}
+
+
 def coverage(frames: Sequence[ase.Atoms]) -> dict:
     """Return the range of what a student was trained on; anything else is extrapolation."""
     dense = [*filter(properties.is_dense, frames)]
@@ -124,7 +132,7 @@ def certify(of, measured: dict) -> dict:
     both, curves = {"teacher": {}, "student": {}}, {}
     for (name, own), calculator in zip(both.items(), (of.teacher, student), strict=True):
         given, small = (start, calculator, settings.properties), len(start) <= MOST_ATOMS
-        parts = [properties.of_minimum(*given)] if small else []
+        parts = [_of_minimum(*given)] if small else []
         parts += [dynamic(of, calculator)] if "dynamics" in settings.properties else []
         for numbers, drawn in parts:
             own |= numbers
@@ -181,7 +189,7 @@ def _page(run, known: dict, pictures: dict[str, str]) -> str:
     compared = [[name, *(_text(own.get(name)) for own in both.values())] for name in names]
     ranges = [(name, _text(value)) for name, value in known["trained_on"].items()]
     use = (
-        f"eqfuse md {run} START.xyz ensemble=langevin"
+        f"eqfuse md {quote(str(run))} START.xyz ensemble=langevin"
         f"  # warns where the spread of an atom is above {known['spread_limit_ev']:g} eV\n"
         f"calculator = eqfuse.Calculator({str(run)!r})  # of ASE"
     )

@@ -11,6 +11,7 @@ import functools
 import itertools
 import json
 import math
+import os
 import shutil
 import tempfile
 import time
@@ -38,6 +39,7 @@ from eqfuse.runs import (
     Log,
     TrainingFailed,
     absolute,
+    locked,
     made,
     naming,
     read_table,
@@ -69,7 +71,7 @@ class Distillation:
     """A distillation in a folder that has begun; or in a new one, if all that it needs is there."""
 
     def __init__(self, settings: Distill, folder: Path | None = None):
-        if Path(settings.teacher).expanduser().exists():
+        if os.path.exists(os.path.expanduser(settings.teacher)):
             settings.teacher = absolute(settings.teacher)
         file = folder / "distill" / "start.traj" if folder else settings.start
         words_of(settings.student or "")
@@ -161,7 +163,7 @@ class Distillation:
           Interrupted: by a signal; the folder can be gone on with.
         """
         try:
-            with Log() as log, warnings.catch_warnings():
+            with Log() as log, locked(self.work), warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # of frames that are far from usual
                 log.begin(self.work, new=not self.rows("rounds"))
                 self._begin()

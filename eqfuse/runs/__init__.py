@@ -46,7 +46,7 @@ What it cannot do ends with a line and a code, and what it made is in a folder o
     15
     >>> runs.require_free("first")
     >>> folder = runs.made("first", "run")
-    >>> with runs.Log() as log:
+    >>> with runs.locked(folder), runs.Log() as log:
     ...     log.begin(folder, new=True)
     ...     runs.warn("it is short")
     >>> log.warnings, [*runs.machine()]
@@ -74,8 +74,9 @@ from eqfuse._late import late
 
 _LATE = {
     "eqfuse.runs.errors": "CheckpointError ConfigError Interrupted TrainingFailed naming",
-    "eqfuse.runs.files": "encode has_checkpoint head_file made read_arrays read_file read_json "
-    "read_table require_free require_here require_regular set_aside write_table write_whole",
+    "eqfuse.runs.files": "encode has_checkpoint head_file locked made read_arrays read_file "
+    "read_json read_table require_free require_here require_regular set_aside write_table "
+    "write_whole",
     "eqfuse.runs.frames": "Frames",
     "eqfuse.runs.log": "Log machine say warn",
     "eqfuse.runs.process": "give_back",

@@ -207,9 +207,10 @@ def write_whole(path: Path, content: str | bytes, previous: Path | None = None):
 def whole(path: Path, part: Path):
     """Return a context in which `part` is written, which is `path` after it, or is removed.
 
-    An OSError, such as that of a full disk, has the name of the file.
+    An OSError, such as that of a full disk or of a pipe in its place, has the name of the file.
     """
     try:
+        require_regular(path)
         part.unlink(missing_ok=True)
         yield part
         os.replace(part, path)
@@ -320,7 +321,7 @@ class RunFolder:
             return
         require_regular(*self.path.glob("*"), *self.checkpoints.glob("*"))
         require_here(self.metrics)
-        self._lock = _lock(self.path)
+        self._lock = locked(self.path)
         if settings is None:
             return
         try:
@@ -438,7 +439,8 @@ def _cannot_be_made(path: Path, error: OSError) -> ConfigError:
     return ConfigError(f"run={path} cannot be made: {error.strerror}")
 
 
-def _lock(folder: Path):
+def locked(folder: Path):
+    """Return an open file by which a folder is this process's alone until it is closed."""
     import fcntl  # see `require_locks`
 
     try:

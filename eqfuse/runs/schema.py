@@ -154,6 +154,8 @@ def typed(key: str, field: dataclasses.Field, value):
         return str(value).lower() == "true"
     if kind in (str, Path) and isinstance(value, str):
         require("\0" not in value, key, repr(value), "without NUL characters")
+        is_known = value[:1] != "~" or os.path.expanduser(value) != value
+        require(is_known, key, value, "in the home of a user of this machine")
         return convert(value) if kind is str else Path(value).expanduser()
     if kind in (int, float) and type(value) in (int, kind, str):
         with contextlib.suppress(ValueError, OverflowError):

@@ -2,6 +2,7 @@
 
 import functools
 from pathlib import Path
+from shlex import quote
 from types import SimpleNamespace
 
 import jax
@@ -175,7 +176,8 @@ def _page(
         "Data, machine and versions": page.table(facts.items()),
         "Warnings": page.items(warnings or ["There were none."]),
         "Use it": page.lines(
-            f"eqfuse predict {used} FILE.xyz OUT.xyz\neqfuse evaluate {used} FILE.xyz\n"
+            f"eqfuse predict {quote(str(used))} FILE.xyz OUT.xyz\n"
+            f"eqfuse evaluate {quote(str(used))} FILE.xyz\n"
             f"calculator = eqfuse.Calculator({str(used)!r})  # of ASE"
         ),
         "Settings": page.lines(settings),

@@ -47,7 +47,7 @@ def report(config: Config, dataset: Dataset, folder: RunFolder, devices: Devices
         "start": start and f"the network of {start}",
         **_of_data(config, dataset),
         "species": species,
-        "force RMS": rms,
+        "force RMS": rms if dataset.num_labelled("forces")[0] else None,
         **_labels(config.training, dataset),
         "dispersion": less and f"labels are less {less}; predictions of the run add it",
         "neighbours": f"{dataset.mean_neighbors:.1f} per atom within {dataset.cutoff} Å",

@@ -2,9 +2,11 @@
 
 import itertools
 import json
+import os
 import re
 import runpy
 import sys
+import threading
 from types import SimpleNamespace
 
 import ase.build
@@ -20,8 +22,9 @@ from eqfuse.certify.checks import CHECKS, Row, worst_of
 from eqfuse.certify.compare import compare
 from eqfuse.certify.questions import _slope
 from eqfuse.certify.report import Report
-from eqfuse.certify.subjects import Run, Subject
+from eqfuse.certify.subjects import Remote, Run, Subject
 from eqfuse.convert import convert
+from eqfuse.data import DataError
 from tests.certify.calculators import Folded, Listed, Soft
 from tests.convert.conftest import GOLDENS, unpacked
 
@@ -164,6 +167,23 @@ def test_a_calculator_fails_or_is_noted(name, calculator, options, row):
     assert re.search(row, str(row_of(name, calculator, **options)))
 
 
+class Smeared(EMT):
+    """EMT whose forces are the slope of `free_energy`, as with smeared electrons."""
+
+    def calculate(self, *arguments):
+        super().calculate(*arguments)
+        self.results["energy"] *= 1.02
+
+
+def test_the_energy_is_that_whose_slope_the_forces_are():
+    found = []
+    for calculator in (Smeared(), EMT()):
+        atoms = ase.build.bulk("Cu").repeat(2)
+        first = worker.compute(calculator, atoms)["energy"]
+        found.append([first, *worker.dynamics(calculator, atoms, 1.0, 2, 600.0)["energies"]])
+    assert found[0] == found[1]
+
+
 def test_check_notes_small_differences():
     assert Row("translation", 5e-10, 1e-12, "eV").verdict == "noted"
     assert Row("translation", 5e-9, 1e-12, "eV").verdict == "FAILED"
@@ -194,7 +214,7 @@ def test_the_bound_of_a_slope_holds_where_the_force_has_a_kink():
 def calculator_file(tmp_path, monkeypatch):
     """Return a folder with a module of a calculator that this process has not imported."""
     (tmp_path / "mine.py").write_text(
-        "import os\n"
+        "import os, subprocess\n"
         "from ase.calculators.lj import LennardJones\n"
         "def made(sigma=2.3):\n"
         "    print('words of a calculator')\n"
@@ -203,7 +223,12 @@ def calculator_file(tmp_path, monkeypatch):
         "    def calculate(self, *arguments):\n"
         "        print('out of memory', flush=True)\n"
         "        os._exit(3)\n"
+        "class Reading(LennardJones):\n"
+        "    def calculate(self, *arguments):\n"
+        "        subprocess.run(['sort'])\n"
+        "        super().calculate(*arguments)\n"
     )
+    os.mkfifo(tmp_path / "pipe")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -221,6 +246,32 @@ def test_a_calculator_of_another_process_is_checked_and_reported(calculator_file
     assert known["precision"] == "float64"
     assert {row["check"] for row in known["checks"]} <= set(CHECKS)
     assert known["versions"]["python"]
+
+
+def test_a_script_around_python_may_print(calculator_file):
+    """Also what is no UTF-8, to both streams."""
+    (script := calculator_file / "python").write_text(
+        "#!/bin/sh\n"
+        "printf 'module \\265\\n'\n"
+        "printf 'library \\265\\n' >&2\n"
+        f'exec {sys.executable} "$@"\n'
+    )
+    script.chmod(0o700)
+    remote = Remote("mine:Dying()", script)
+    with pytest.raises(DataError, match="has ended: out of memory"):
+        remote.compute([ase.Atoms("Cu")])
+    remote.close()
+
+
+@pytest.mark.usefixtures("calculator_file")
+def test_a_program_of_a_calculator_that_reads_its_input_does_not_wait():
+    remote = Remote("mine:Reading()")
+    killer = threading.Timer(20, remote._process.kill)
+    killer.start()
+    [found] = remote.compute([ase.Atoms("Cu2", [(0, 0, 0), (0, 0, 2.5)])])
+    killer.cancel()
+    remote.close()
+    assert found.is_finite
 
 
 def test_the_worker_draws_velocities_with_ase_before_3_29(monkeypatch):
@@ -256,6 +307,15 @@ def test_a_page_escapes_names(tmp_path):
         ("mine:made() --elements Cu --json nowhere/numbers.json", "cannot be written"),
         ("mine:made() --elements Cu dtype=float32", "dtype=: of a run only"),
         ("mine:Dying() --elements Cu", "out of memory"),
+        ("mine:made() --elements Cu --temperature -300", "temperature=-300.0 is impossible"),
+        ("mine:made() --elements Cu --picoseconds inf", "picoseconds=inf is impossible"),
+        (f"nomodule:made('{300 * 'x'}') --elements Cu", "No module named 'nomodule'"),
+        ("mine:made() mine.py --json mine.py", "different files"),
+        ("mine:made() --elements Cu --report a.html --json a.html", "different files"),
+        ("mine:made() --elements Cu --json pipe", "it is a pipe or a device"),
+        ("mine:made(sigma=small) --elements Cu", "cannot be made: quote texts, 'like this'"),
+        ("mine:made() --elements Cu --python ./none", "python=./none cannot be run"),
+        ("mine:made() --elements Cu --backends xla", "backends=: of a run only"),
     ],
 )
 @pytest.mark.usefixtures("calculator_file")

@@ -13,6 +13,7 @@ from eqfuse.certify.properties import relaxed
 from eqfuse.distill import certificate
 from eqfuse.distill.teacher import labelled
 from eqfuse.inference import predict
+from tests.distill.calculators import Failing
 from tests.small_runs import copper_cell
 
 
@@ -67,6 +68,13 @@ def test_frames_that_are_wrong_unseen_are_counted(frames):
     found = certificate.unseen(frames, predicted, 150.0, 1.0)
     assert json.dumps(found) == "1"
     assert certificate.unseen(frames, predicted, 1e3, 1.0) == 0
+
+
+def test_properties_that_a_calculator_cannot_compute_are_named():
+    """It fails in the smaller cells of the equation of state."""
+    given = ase.build.bulk("Cu"), Failing(volume=11.4), ("volume",)
+    why = {"stopped near its minimum": "RuntimeError: no convergence"}
+    assert certificate._of_minimum(*given) == (why, {})
 
 
 MATERIALS = {

@@ -55,6 +55,7 @@ def test_resume_keeps_settings_and_takes_others(resume, started):
         ((*EMT[:2], "run=new", "student=run=new"), "of a network and its training, without run="),
         (("resume=other",), "other holds no distillation to go on with"),
         ((EMT[0], "run=new"), "START is missing"),
+        ((f"nomodule:made('{300 * 'x'}')", "start.xyz", "run=new"), "No module named 'nomodule'"),
         ((*EMT[:2], "run=new", "labels=8"), "60: 12 to train on, and thrice new="),
         ((EMT[0], "near.xyz", "run=new"), "near.xyz, frame 0: atoms 0 and 1 overlap"),
         ((*EMT[:2], "run=new", "temperature=900..300"), "a number or two, as 300..1500"),

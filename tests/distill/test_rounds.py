@@ -17,6 +17,7 @@ from eqfuse.distill.student import errors_of
 from eqfuse.distill.teacher import labelled
 from eqfuse.inference import Network, predict
 from eqfuse.runs.errors import CheckpointError, ConfigError, Interrupted, TrainingFailed
+from eqfuse.runs.files import locked
 from eqfuse.runs.frames import Frames
 
 FAILING = "tests.distill.calculators:Failing(11.0)"
@@ -101,6 +102,12 @@ def test_a_number_that_changed_is_noticed(begin, steady, capsys):
     error = capsys.readouterr().err
     assert "trajectories.csv is damaged" in error
     assert "labels.traj is damaged (of 16 frames, 1 are not whole)" in error
+
+
+def test_a_folder_is_of_one_process(begin):
+    first = begin(minutes=1e-9)
+    with locked(first.work), pytest.raises(ConfigError, match="another process trains in"):
+        first.run()
 
 
 def test_a_start_that_is_damaged_is_refused(begin):

@@ -33,6 +33,13 @@ def small_disk(size: int):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+def test_a_pipe_or_a_device_is_not_replaced_by_a_file(tmp_path):
+    os.mkfifo(pipe := tmp_path / "pipe")
+    with pytest.raises(OSError, match=r"it is a pipe or a device, and not a file: '.*pipe'"):
+        write_whole(pipe, "text")
+    assert pipe.is_fifo()
+
+
 def test_a_link_is_not_written_to(tmp_path, capsys):
     other = tmp_path / "other.txt"
     other.write_text("of somebody else")

@@ -17,7 +17,7 @@ from eqfuse.train.arguments import parse
 from eqfuse.train.loop import Fit
 from eqfuse.train.main import main
 from eqfuse.train.molecule import run
-from eqfuse.train.results import Callback
+from eqfuse.train.results import Callback, _page
 from eqfuse.train.sources import DataSettings
 from tests.small_runs import TINY, errors_of, prepared, rewritten, rows_of
 
@@ -37,6 +37,24 @@ def ended(tmp_path_factory, water):
     data = [f"data={water}", f"data.test={test}", f"run={folder / 'run'}"]
     run(parse([*TINY, *data, "epochs=3", "lr=0.02"]), [recorder])
     return folder / "run", test, recorder
+
+
+def test_a_training_without_forces_reports_none(water, tmp_path):
+    def change(_, atoms):
+        del atoms.calc.results["forces"]
+
+    rewritten(water, tmp_path / "water.xyz", change)
+    _, text = prepared(f"data={tmp_path / 'water.xyz'}", "training.forces_weight=0")
+    assert "forces     in 0 of" in text
+    assert "force RMS" not in text
+
+
+def test_commands_of_a_page_quote_the_folder(tmp_path):
+    (tmp_path / "my run").mkdir()
+    metadata = {"config": {"training": {}}, "model": "nequip", "epoch": 1, "step": 1}
+    rows = [{"set": "validation", "group": "all"}]
+    page = _page(tmp_path / "my run", metadata, rows, {}, [], True)
+    assert "my run&#x27; FILE.xyz OUT.xyz\neqfuse evaluate &#x27;" in page
 
 
 def test_test_frames_have_the_errors_that_evaluate_prints(ended):

@@ -51,7 +51,7 @@ class Steps(NamedTuple):
             small = s.pbc.any() or 1 < s.num_atoms <= _LARGEST_MOLECULE
             if small and s.energy is not None and has_all_forces(s):
                 cell = s.cell.round(5).tobytes() if same_cell else b""
-                groups[s.numbers.tobytes(), cell].append(k)
+                groups[s.numbers.tobytes(), s.charge, cell].append(k)
         ends, strains, steps = [], [np.zeros((0, 3, 3))], [np.zeros((4, 0))]
         for numbers in sorted(groups.values(), key=len, reverse=True)[:_LARGEST_GROUPS]:
             if len(numbers) < 3:

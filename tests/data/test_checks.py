@@ -214,6 +214,15 @@ def test_copies(ethanol, rng):
     assert "1 pair of the same structures has energies that differ, by up to 0.0111" in second
 
 
+def test_frames_of_another_total_charge_are_no_copies(ethanol):
+    """Nor are their energies of two levels."""
+    ions = [dataclasses.replace(s, energy=s.energy + 9.5, charge=1.0) for s in ethanol[:40]]
+    frames = [s for both in zip(ethanol[:40], ions, strict=True) for s in both]
+    assert problems(frames) == []
+    dataset = build(frames, val_size=4, duplicates="drop")
+    assert (len(dataset.train), len(dataset.val)) == (76, 4)
+
+
 def test_test_frames_that_are_trained_on_or_validate(ethanol, rng):
     """The third frame is a copy of a training frame, the fifth of a validation frame."""
     frames = [*ethanol[60:62], moved(ethanol[0], rng), ethanol[62], moved(ethanol[50], rng)]

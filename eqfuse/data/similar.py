@@ -201,6 +201,7 @@ class Frames(NamedTuple):
 
 _FRAMES, _MOST_ATOMS = 100, 20_000  # that springs are fitted to
 _EXPLAINED = 0.1  # of the variance of the forces
+_OUTLIER = 20.0  # times the usual largest force of a frame: one such would be most of the variance
 
 
 class Springs(NamedTuple):
@@ -217,6 +218,9 @@ class Springs(NamedTuple):
         known = selected(structures, lambda s: has_all_forces(s) and np.any(s.forces))
         steps = np.unique(np.linspace(0, max(len(known) - 1, 0), _FRAMES).astype(int))
         sample = limited(list(chosen(known, steps[: len(known)])), _MOST_ATOMS)
+        largest = np.array([np.abs(s.forces).max() for s in sample])
+        usual = largest <= _OUTLIER * np.median(largest) if sample else []
+        sample = [s for s, is_usual in zip(sample, usual, strict=True) if is_usual]
         frames = Frames.of(sample, BONDED)
         if frames is None:
             return None

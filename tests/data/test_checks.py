@@ -119,6 +119,13 @@ def test_signs_and_units_are_seen(request, crystal, name, energy, forces, of_bon
         assert not found or expected in found[0]
 
 
+def test_one_huge_force_hides_no_sign(ethanol):
+    frames = scaled(ethanol, 1, -1)
+    frames = replaced(frames, 5, forces=put(frames[5].forces, (4, 1), 500))
+    [problem] = springs(frames)
+    assert "sign is probably wrong" in problem
+
+
 def test_energies_per_atom_are_seen(crystal):
     [problem] = energy_differences(scaled(crystal, 1 / crystal[0].num_atoms, 1))
     assert "energies are per atom" in problem

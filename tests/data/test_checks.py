@@ -346,6 +346,11 @@ def test_copies_in_files_to_validate_or_test_with_are_left_out(frames):
         dataset.with_test([frames[15]], "error")
 
 
+def test_copies_alone_cannot_validate(frames):
+    with pytest.warns(UserWarning, match="left out"), pytest.raises(DataError, match="give others"):
+        build(frames[:10], validation=frames[12:15], duplicates="drop")
+
+
 @pytest.mark.parametrize(
     ("first", "validates"),
     [

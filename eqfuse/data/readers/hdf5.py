@@ -16,6 +16,7 @@ from eqfuse.data.readers.format import (
     refused_as,
     require_file,
 )
+from eqfuse.data.remarks import CHARGES
 from eqfuse.data.structures import DataError, Structure
 
 
@@ -99,6 +100,7 @@ def _atoms(group, keys: Keys, room: Room) -> ase.Atoms:
         if keys.energy in properties:
             properties[keys.energy] = float(properties[keys.energy])
         known = {k: v for k, v in properties.items() if weights.get(k) != 0 or k == keys.energy}
+        atoms.info |= {k: known.pop(k) for k in CHARGES if k in known}
         atoms.calc = SinglePointCalculator(atoms)
         atoms.calc.results.update(known)
         return atoms

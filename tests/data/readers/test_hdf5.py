@@ -71,6 +71,15 @@ def test_stress_from_virials_has_their_weight(frames, tmp_path):
     assert structure.weights == (1, 1, 2, 1)
 
 
+def test_total_charges_that_are_not_read_are_remarked(frames, tmp_path):
+    for charge in (0.0, 1.0):
+        frames[0]["properties"]["total_charge"] = charge
+        write(tmp_path / "train.h5", frames[:1])
+        assert read_structures(tmp_path / "train.h5")[0].remarks == ("charge",) * int(charge)
+    [ion] = read_structures(tmp_path / "train.h5", keys=Keys(charge="total_charge"))
+    assert ion.charge == 1
+
+
 def test_layout_before_groups_of_properties(frames, tmp_path):
     """Up to mace 0.3.12, what is missing is zero, of weight zero."""
     virials = frames[2]["properties"]["virials"]

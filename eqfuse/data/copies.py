@@ -1,6 +1,7 @@
 """Copies: structures that occur twice, also rotated, mirrored or with atoms in another order.
 
-Structures are the same here if they have the same elements and the same distances up to the cutoff.
+Structures are the same here if they have the same elements, total charge and distances up to the
+cutoff.
 """
 
 import itertools
@@ -46,7 +47,7 @@ def distances_of(samples: Sequence[Sample], cutoff: float) -> np.ndarray:
 
 
 def same_pairs(samples: Sequence[Sample], distances: np.ndarray) -> list[tuple[int, int]]:
-    """Return pairs of samples with the same elements and distances."""
+    """Return pairs of samples with the same elements, charges and distances."""
     sums = distances[:, 1:]
     kept = np.flatnonzero(np.isfinite(distances[:, 0]))
     order = kept[np.lexsort(sums[kept].T)]
@@ -61,7 +62,7 @@ def same_pairs(samples: Sequence[Sample], distances: np.ndarray) -> list[tuple[i
 
 
 def _same_distances(a: Sample, b: Sample) -> bool:
-    if not np.array_equal(np.sort(a.species), np.sort(b.species)):
+    if a.charge != b.charge or not np.array_equal(np.sort(a.species), np.sort(b.species)):
         return False
     # A pair at the cutoff may be in one list only; it is the last.
     lengths = [np.sort(vectors(sample)[1]) for sample in (a, b)]

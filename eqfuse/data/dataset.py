@@ -141,6 +141,8 @@ class Dataset:
         distances = distances_of(given, cutoff)
         start = len(given.parts[0])
         numbers = _sides(given, distances, start, duplicates, together=validation is None)
+        if not len(numbers[1]):
+            raise DataError("all validation frames are copies of training frames; give others")
         indices = [np.concatenate(indices)[own] for own in numbers]
         sides = [*map(chosen, sources, indices)]
         train, val = (

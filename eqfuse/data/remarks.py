@@ -9,7 +9,7 @@ from ase.data import covalent_radii
 from eqfuse.data.neighbors import BONDED, pairs_by_radii
 from eqfuse.data.structures import DataError
 
-_CHARGES = "charge", "total_charge"
+CHARGES = "charge", "total_charge"
 _SPINS = "spin", "multiplicity", "spin_multiplicity"  # 0 or 1 is a singlet, in either convention
 _ARRAYS = {"initial_charges": "initial charges", "initial_magmoms": "initial magnetic moments"}
 APERIODIC = "a lattice and pbc F F F"
@@ -23,7 +23,7 @@ def remarks_of(atoms: ase.Atoms) -> tuple[str, ...]:
     `APERIODIC` is of atoms that are not periodic, though their lattice bonds them to their images.
     """
     found = []
-    for name, keys, none in (("charge", _CHARGES, (0,)), ("spin", _SPINS, (0, 1))):
+    for name, keys, none in (("charge", CHARGES, (0,)), ("spin", _SPINS, (0, 1))):
         values = [atoms.info[key] for key in keys if key in atoms.info]
         if any(np.isscalar(v) and not isinstance(v, str) and v not in none for v in values):
             found.append(name)

@@ -51,7 +51,7 @@ class Steps(NamedTuple):
             small = s.pbc.any() or 1 < s.num_atoms <= _LARGEST_MOLECULE
             if small and s.energy is not None and has_all_forces(s):
                 cell = s.cell.round(5).tobytes() if same_cell else b""
-                groups[s.numbers.tobytes(), cell].append(k)
+                groups[s.numbers.tobytes(), s.charge, cell].append(k)
         ends, strains, steps = [], [np.zeros((0, 3, 3))], [np.zeros((4, 0))]
         for numbers in sorted(groups.values(), key=len, reverse=True)[:_LARGEST_GROUPS]:
             if len(numbers) < 3:
@@ -201,6 +201,7 @@ class Frames(NamedTuple):
 
 _FRAMES, _MOST_ATOMS = 100, 20_000  # that springs are fitted to
 _EXPLAINED = 0.1  # of the variance of the forces
+_OUTLIER = 20.0  # times the usual largest force of a frame: one such would be most of the variance
 
 
 class Springs(NamedTuple):
@@ -217,6 +218,9 @@ class Springs(NamedTuple):
         known = selected(structures, lambda s: has_all_forces(s) and np.any(s.forces))
         steps = np.unique(np.linspace(0, max(len(known) - 1, 0), _FRAMES).astype(int))
         sample = limited(list(chosen(known, steps[: len(known)])), _MOST_ATOMS)
+        largest = np.array([np.abs(s.forces).max() for s in sample])
+        usual = largest <= _OUTLIER * np.median(largest) if sample else []
+        sample = [s for s, is_usual in zip(sample, usual, strict=True) if is_usual]
         frames = Frames.of(sample, BONDED)
         if frames is None:
             return None

@@ -30,7 +30,7 @@ from eqfuse.data.structures import UNWEIGHTED, DataError, Structure, weighted
 from eqfuse.ops._host import num_processors
 from eqfuse.ops._kept import Kept
 
-_VERSION = "6"
+_VERSION = "7"
 """Version of what the files hold; another one is stored anew."""
 _CHUNK = 500  # frames that a worker makes lists of at once
 _FEWEST = 4000  # frames that workers are started for: they import for seconds

@@ -119,6 +119,13 @@ def test_signs_and_units_are_seen(request, crystal, name, energy, forces, of_bon
         assert not found or expected in found[0]
 
 
+def test_one_huge_force_hides_no_sign(ethanol):
+    frames = scaled(ethanol, 1, -1)
+    frames = replaced(frames, 5, forces=put(frames[5].forces, (4, 1), 500))
+    [problem] = springs(frames)
+    assert "sign is probably wrong" in problem
+
+
 def test_energies_per_atom_are_seen(crystal):
     [problem] = energy_differences(scaled(crystal, 1 / crystal[0].num_atoms, 1))
     assert "energies are per atom" in problem
@@ -212,6 +219,15 @@ def test_copies(ethanol, rng):
     first, second = problems([*ethanol[:60], again], validation=ethanol[60:])
     assert "1 frame is a copy of others" in first
     assert "1 pair of the same structures has energies that differ, by up to 0.0111" in second
+
+
+def test_frames_of_another_total_charge_are_no_copies(ethanol):
+    """Nor are their energies of two levels."""
+    ions = [dataclasses.replace(s, energy=s.energy + 9.5, charge=1.0) for s in ethanol[:40]]
+    frames = [s for both in zip(ethanol[:40], ions, strict=True) for s in both]
+    assert problems(frames) == []
+    dataset = build(frames, val_size=4, duplicates="drop")
+    assert (len(dataset.train), len(dataset.val)) == (76, 4)
 
 
 def test_test_frames_that_are_trained_on_or_validate(ethanol, rng):
@@ -328,6 +344,11 @@ def test_copies_in_files_to_validate_or_test_with_are_left_out(frames):
     assert not dataset.test
     with pytest.raises(DataError, match="is a copy of others"):
         dataset.with_test([frames[15]], "error")
+
+
+def test_copies_alone_cannot_validate(frames):
+    with pytest.warns(UserWarning, match="left out"), pytest.raises(DataError, match="give others"):
+        build(frames[:10], validation=frames[12:15], duplicates="drop")
 
 
 @pytest.mark.parametrize(

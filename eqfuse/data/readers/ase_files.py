@@ -186,6 +186,8 @@ def of_atoms(
     config_type = atoms.info.get("config_type")
     volume = abs(np.linalg.det(atoms.cell.array))
     energy = spelled(per_frame, keys.energy, is_number)
+    if isinstance(per_frame.get(energy), bool):  # a word of a comment, as in "energy -76.4"
+        del per_frame[energy]
     forces = spelled(per_atom, keys.forces, lambda value: shape_of(value) == (len(atoms), 3))
     stress = stress_key(per_frame, keys.stress)
     return (units or atoms.info.get(UNITS) or Units()).structure(

@@ -16,6 +16,7 @@ from eqfuse.data.readers.format import (
     refused_as,
     require_file,
 )
+from eqfuse.data.remarks import CHARGES
 from eqfuse.data.structures import DataError, Structure
 
 
@@ -26,8 +27,9 @@ def frames_of_hdf5(
 
     The file has groups config_batch_0, config_batch_1, ... of groups config_0, config_1, ..., each
     with `atomic_numbers`, `positions`, `cell`, `pbc`, `config_type`, `weight`, and the groups
-    `properties` and `property_weights`. "None" stands for what is missing. Virials are read as in
-    extended XYZ.
+    `properties` and `property_weights`; before mace 0.3.13, properties and weights, such as
+    `energy` and `energy_weight`, are in config_0 itself. "None", or a weight of zero, stands for
+    what is missing. Virials are read as in extended XYZ.
 
     References: mace 0.3, mace/data/hdf5_dataset.py.
     """
@@ -74,24 +76,31 @@ def _values(group, room: Room) -> dict:
     return {key: value for key, value in (found | text).items() if text.get(key) != "None"}
 
 
+_FRAME = ("atomic_numbers", "positions", "cell", "pbc", "config_type")
+
+
 def _atoms(group, keys: Keys, room: Room) -> ase.Atoms:
     with refused_as("not a configuration of mace"):
         own = _values(group, room)
-        properties, weights = (
-            _values(group[name], room) if name in group else {}
-            for name in ("properties", "property_weights")
-        )
+        if "properties" in group:
+            groups = (group.get(name, {}) for name in ("properties", "property_weights"))
+            properties, weights = (_values(one, room) for one in groups)
+        else:
+            properties = {k: v for k, v in own.items() if k not in _FRAME and "weight" not in k}
+            weights = {k.removesuffix("_weight"): own[k] for k in own if k.endswith("_weight")}
         geometry = (own[key] for key in ("atomic_numbers", "positions"))
         pbc = np.broadcast_to(own.get("pbc", False), 3)
         atoms = as_atoms(Structure(*geometry, own.get("cell"), pbc))
         if own.get("config_type", "Default") != "Default":
             atoms.info["config_type"] = own["config_type"]
-        named = {**keys._asdict(), "hessian": "hessian"}
-        given = {f"config_{name}_weight": weights.get(key, 1.0) for name, key in named.items()}
+        named = {**keys._asdict(), "hessian": "hessian", "virials": "virials"}
+        given = {f"config_{n}_weight": weights[key] for n, key in named.items() if key in weights}
         for name, weight in {"config_weight": own.get("weight", 1.0), **given}.items():
             atoms.info[name] = float(weight)
         if keys.energy in properties:
             properties[keys.energy] = float(properties[keys.energy])
+        known = {k: v for k, v in properties.items() if weights.get(k) != 0 or k == keys.energy}
+        atoms.info |= {k: known.pop(k) for k in CHARGES if k in known}
         atoms.calc = SinglePointCalculator(atoms)
-        atoms.calc.results.update(properties)
+        atoms.calc.results.update(known)
         return atoms

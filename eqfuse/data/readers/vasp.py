@@ -59,7 +59,7 @@ def _of_xml(path) -> Iterator[bool]:
                 if element.tag in ("scstep", "calculation"):
                     element.clear()
         except (ET.ParseError, ValueError):  # of a run that was cut off; ASE reads what is whole
-            return
+            yield most < 2 or count < most
 
 
 def _of_outcar(path) -> Iterator[bool]:

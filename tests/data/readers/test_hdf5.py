@@ -61,6 +61,45 @@ def test_configurations(frames, tmp_path):
     assert read_structures(tmp_path / "train.h5", keys=keys)[3].energy == -7.0
 
 
+def test_stress_from_virials_has_their_weight(frames, tmp_path):
+    """A stress that is missing has the weight zero in files of mace."""
+    frames[2]["properties"]["stress"] = None
+    frames[2]["property_weights"] |= {"stress": 0.0, "virials": 2.0}
+    write(tmp_path / "train.h5", frames)
+    structure = read_structures(tmp_path / "train.h5")[2]
+    np.testing.assert_allclose(structure.stress, np.diag([1.0, 2.0, 3.0]), rtol=1e-12)
+    assert structure.weights == (1, 1, 2, 1)
+
+
+def test_total_charges_that_are_not_read_are_remarked(frames, tmp_path):
+    for charge in (0.0, 1.0):
+        frames[0]["properties"]["total_charge"] = charge
+        write(tmp_path / "train.h5", frames[:1])
+        assert read_structures(tmp_path / "train.h5")[0].remarks == ("charge",) * int(charge)
+    [ion] = read_structures(tmp_path / "train.h5", keys=Keys(charge="total_charge"))
+    assert ion.charge == 1
+
+
+def test_layout_before_groups_of_properties(frames, tmp_path):
+    """Up to mace 0.3.12, what is missing is zero, of weight zero."""
+    virials = frames[2]["properties"]["virials"]
+    labels = [(np.arange(6.0), np.zeros((3, 3)), 1.0), (np.zeros(6), virials, 0.0)]
+    with h5py.File(tmp_path / "train.h5", "w") as file:
+        for k, (stress, virials, weight) in enumerate(labels):
+            group = file.create_group(f"config_batch_0/config_{k}")
+            own = {key: value for key, value in frames[2].items() if "propert" not in key}
+            own |= frames[2]["properties"] | {"stress": stress, "virials": virials, "head": "a"}
+            own |= {"stress_weight": weight, "virials_weight": 1 - weight, "energy_weight": 3.0}
+            for key, value in (own | {"forces_weight": 1.0 - k, "dipole": "None"}).items():
+                group[key] = value
+    first, second = read_structures(tmp_path / "train.h5")
+    np.testing.assert_array_equal(first.stress, [[0, 5, 4], [5, 1, 3], [4, 3, 2]])
+    np.testing.assert_allclose(second.stress, np.diag([1.0, 2.0, 3.0]), rtol=1e-12)
+    assert (first.energy, first.weights) == (-5.5, (3, 1, 1, 1))
+    np.testing.assert_array_equal(first.forces, frames[2]["properties"]["forces"])
+    assert second.forces is None
+
+
 def test_other_files_are_refused(frames, tmp_path):
     with h5py.File(tmp_path / "other.h5", "w") as file:
         file["a"] = 1

@@ -162,6 +162,13 @@ def test_entries_that_are_no_labels_stay_ignored(write):
     assert not structure.unread
 
 
+def test_words_of_a_comment_are_no_labels(write):
+    """ASE reads a word without = as true, which is 1."""
+    path = write("1\nCoordinates from ORCA-job x E -76.26\nH 0 0 0\n")
+    [structure] = read_structures(path, keys=Keys("E"), require_labels=False)
+    assert structure.energy is None
+
+
 def test_labels_under_other_keys_are_remembered(write):
     other = GOOD.replace("energy=", "REF_energy=").replace("forces:", "REF_forces:")
     free = GOOD.replace("energy=-14.25", "energy=-14.25 free_energy=-15.0")

@@ -107,3 +107,14 @@ def test_vasprun_unconverged_steps_are_left_out(tmp_path, capsys, name):
     assert "1 step left out" in capsys.readouterr().err
     [zero, _] = read_structures(tmp_path / name, keys=Keys("energy_zero"))
     assert zero.energy == pytest.approx(-1.2)
+
+
+def test_vasprun_that_was_cut_off_in_an_unconverged_step(tmp_path, capsys):
+    """After its energy, where ASE reads it, such as in the eigenvalues."""
+    atoms = ase.Atoms("Cu", cell=2 * np.eye(3), pbc=True)
+    results = {"energy": -1.0, "forces": [[0, 0, 1]], "stress": np.zeros(6)}
+    atoms.calc = SinglePointCalculator(atoms, **results)
+    text = vasprun([atoms, atoms], (2, 3), most=3)
+    (tmp_path / "vasprun.xml").write_text(text[: text.rindex("</calculation>")])
+    assert len(read_structures(tmp_path / "vasprun.xml")) == 1
+    assert "1 step left out" in capsys.readouterr().err

@@ -201,7 +201,7 @@ class Fit:
             if begin is not None and at.second_since is None and fraction >= begin:
                 at.second_since, at.best = step, math.inf
                 self._learning_rate.forget_best()
-                weight = settings.second_energy_weight
+                weight = self._compiled.losses[1].energy
                 progress.log(f"second stage: energy_weight={weight:g}, and averaged parameters")
             start = time.monotonic()
             arguments = self._step_arguments(step, at)

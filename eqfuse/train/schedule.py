@@ -70,8 +70,8 @@ class MoleculeTraining:
     second_stage: float | None = value(0.75, FRACTION)
     """fraction of the run after which second_energy_weight weighs energies, and parameters are
     averaged; null: no second stage"""
-    second_energy_weight: float = value(10.0, NOT_NEGATIVE)
-    """energy_weight of the second stage"""
+    second_energy_weight: float | None = value(None, NOT_NEGATIVE)
+    """energy_weight of the second stage; null: 10, or 0 with energy_weight=0"""
     best: Literal[("loss", *_ERRORS)] = value("loss")
     """error on the validation frames by which the best network is chosen"""
     validate_every: int | None = value(None, POSITIVE)

@@ -77,7 +77,9 @@ class Compiled:
     def __init__(self, ready):
         settings, devices = ready.config.training, ready.devices
         loss = Loss.of(settings, ready.dataset.force_rms)
-        self.losses = loss, dataclasses.replace(loss, energy=settings.second_energy_weight)
+        second = settings.second_energy_weight
+        second = (10.0 if loss.energy else 0.0) if second is None else second
+        self.losses = loss, dataclasses.replace(loss, energy=second)
         self.device_losses = devices.replicated(jax.tree.map(jnp.asarray, self.losses))
         self._flat, optimizer = ready.training
         self._params, self._optimizer = ready.params, optimizer

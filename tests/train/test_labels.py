@@ -16,6 +16,9 @@ from eqfuse.runs.errors import ConfigError
 from eqfuse.train.arguments import parse
 from eqfuse.train.main import main
 from eqfuse.train.metrics import Loss, added, error_row, error_sums
+from eqfuse.train.molecule import Prepared
+from eqfuse.train.parallel import Devices
+from eqfuse.train.step import Compiled
 from tests.small_runs import TINY, errors_of, prepared, rewritten, rows_of
 
 LOSS = Loss(energy=2.0, forces=3.0, stress=5.0, force_scale=0.5)
@@ -175,6 +178,17 @@ def test_forces_alone_are_trained_on_only_if_asked_for(tmp_path, water):
     _, text = prepared(f"data={path}", "training.energy_weight=0")
     assert "H 0.0000, O 0.0000 eV (no energies to fit them to)" in text
     assert "in 0 of 16 training and 0 of 4 validation frames, not trained on" in text
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, 0), (3.0, 3)])
+def test_energies_without_a_weight_have_none_in_the_second_stage(water, given, expected):
+    """Unless it is asked for: there they were weighed by 10."""
+    settings = [*TINY, f"data={water}", f"training.second_energy_weight={given or 'null'}"]
+    usual, without = (
+        Compiled(Prepared(parse([*settings, *more]), Devices())).losses[1].energy
+        for more in ([], ["training.energy_weight=0"])
+    )
+    assert (usual, without) == (given or 10, expected)
 
 
 def test_validation_frames_without_any_label_that_is_trained_on(tmp_path, water, capsys):

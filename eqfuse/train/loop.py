@@ -266,7 +266,7 @@ class Fit:
         after = dataclasses.replace(at, best=min(at.best, criterion))
         # A limit before a validation is due ends the run; made longer, it goes on where it was.
         if self._validation_is_due(step, at):
-            self._learning_rate.epoch_ended(criterion)
+            self._learning_rate.epoch_ended(criterion, trained=at.epoch > 0)
             after = dataclasses.replace(after, unvalidated=0, error_sums={}, loss_sum=0.0)
             if at.epoch == 0 or at.batch == len(self._train):
                 after = dataclasses.replace(after, epoch=at.epoch + 1, batch=0)

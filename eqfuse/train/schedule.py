@@ -141,14 +141,17 @@ class LearningRate:
             value *= (settings.min_lr / settings.lr) ** fraction
         return value * min(1.0, (step + 1) / max(settings.warmup_steps, 1))
 
-    def epoch_ended(self, validation_loss: float):
-        """Lower the learning rate after a validation, of a plateau if it was not better."""
+    def epoch_ended(self, validation_loss: float, trained: bool = True):
+        """Lower the learning rate after a validation, of a plateau if it was not better.
+
+        A network is validated before it is `trained`, too, where a run starts from one.
+        """
         settings = self._settings
         self._waited = 0 if validation_loss < self._best else self._waited + 1
         self._best = min(self._best, validation_loss)
         if settings.schedule == "plateau" and self._waited and not self._waited % settings.patience:
             self._scale *= settings.factor or 0.5
-        if settings.schedule == "exponential":
+        if settings.schedule == "exponential" and trained:
             self._scale *= settings.factor or 1.0
 
     def forget_best(self):

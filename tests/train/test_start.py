@@ -15,7 +15,7 @@ from eqfuse.train.arguments import parse
 from eqfuse.train.main import main
 from eqfuse.train.start import Start, of_elements
 from tests.convert.conftest import GOLDENS, unpacked
-from tests.small_runs import TINY, prepared, refused, rewritten, write_displaced
+from tests.small_runs import TINY, prepared, refused, rewritten, rows_of, write_displaced
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +77,14 @@ def test_reference_energies_are_moved_to_data_of_another_method(
     capsys.readouterr()
     tuned(*settings)
     assert "warning: the energies are -689.4 eV/atom above the refer" in capsys.readouterr().err
+
+
+def test_a_tuned_network_begins_at_the_learning_rate_that_is_asked_for(base, water, tmp_path):
+    """Its validation before the first step is none after which an exponential one falls."""
+    rate = ["training.schedule=exponential", "training.factor=0.5", "training.warmup_steps=0"]
+    settings = [f"start_from={base}", f"data={water}", "data.val=4", "elastic=0", "epochs=1", *rate]
+    assert main([*settings, "lr=0.004", f"run={tmp_path / 'run'}"]) == 0
+    assert [float(row["lr"]) for row in rows_of(tmp_path / "run")] == [0.004, 0.004]
 
 
 def test_isolated_atoms_of_other_energies_are_a_warning(

@@ -260,7 +260,7 @@ class Fit:
         with self._devices.together():
             self._folder.log(row)
         for callback in self._callbacks:
-            callback.on_epoch(row)
+            callback.on_epoch(dict(row))
         errors = {k: v for k, v in row.items() if "val_" in k}
         criterion = best_of(row, self._settings.best)
         after = dataclasses.replace(at, best=min(at.best, criterion))

@@ -1,6 +1,7 @@
 """A run on molecules and crystals: read the data, report, train on energies and forces."""
 
 import contextlib
+import dataclasses
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -196,7 +197,7 @@ def _train(config: Config, devices: Devices, callbacks: Sequence[Callback], log:
                 resume = interrupted_run(config, compiled.initial(), *at)
         facts = ready.report(folder)
         for callback in callbacks:
-            callback.on_start(folder.path, metadata["config"])
+            callback.on_start(folder.path, dataclasses.asdict(config))
         error = None
         try:
             fit.run(resume)

@@ -20,6 +20,7 @@ from eqfuse.train.arguments import parse
 from eqfuse.train.main import fit, main
 from eqfuse.train.molecule import build_potential
 from eqfuse.train.replay import write_frames
+from eqfuse.train.results import Callback
 from eqfuse.train.schedule import Limits
 from tests.child import run_python
 from tests.data.test_checks_of_stress import frames_of
@@ -92,6 +93,18 @@ def test_fit_takes_files_and_frames_with_labels_of_other_names(tmp_path, water, 
     assert fit(*TINY, *keys, "steps=1", "run=~/named", data=frames) == tmp_path / "named"
     with pytest.raises(ConfigError, match="names of files, or ase"):
         fit(data=[path, frames[0]])
+
+
+def test_a_callback_may_change_what_it_is_given(water, tmp_path):
+    class Emptying(Callback):
+        def on_start(self, folder, config):
+            config.clear()
+
+        def on_epoch(self, row):
+            row.clear()
+
+    folder = fit(*TINY, data=water, run=tmp_path / "run", steps=1, callbacks=[Emptying()])
+    assert read_checkpoint(folder, ("best",))[1]["config"]["steps"] == 1
 
 
 def test_weights_of_edges_are_rounded_in_training_alone(tmp_path, water, capsys):

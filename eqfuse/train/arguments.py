@@ -116,6 +116,10 @@ def _resumed(given: dict[str, str]) -> Config:
             f"{folder} holds a network and no training to go on with; "
             f"start_from={folder} trains it further, in a folder of its own"
         )
+    path, kept = config.data.path or "", Path(folder) / files.FRAMES
+    if os.path.basename(path) == files.FRAMES and not os.path.exists(path) and kept.exists():
+        own = dataclasses.replace(config.data, path=str(kept.resolve()))  # the folder was moved
+        config = dataclasses.replace(config, data=own)
     return dataclasses.replace(config, **changed, run=folder)
 
 

@@ -293,10 +293,11 @@ def interrupted_run(
 def _check_same_run(ours: dict, theirs: dict, folder: Path):
     """Refuse a checkpoint with other settings (`theirs`) than those in config.yaml (`ours`)."""
     ours, theirs = flat(ours, folder), flat(theirs, folder)
+    may_differ = (*CHANGEABLE, "run", "resume", "data.path")  # of a folder that was moved
     different = [
         f"{key} ({theirs.get(key)} there, {ours.get(key)} here)"
         for key in sorted(ours.keys() | theirs.keys())
-        if key not in (*CHANGEABLE, "run", "resume") and ours.get(key) != theirs.get(key)
+        if key not in may_differ and ours.get(key) != theirs.get(key)
     ]
     if different:
         raise ConfigError(

@@ -69,6 +69,8 @@ def test_fit_takes_frames(tmp_path, water):
     assert ase.io.read(tmp_path / "frames" / "frames.traj", ":") == frames
     with pytest.raises(DataError, match=r"no such file: nowhere\.xyz"):
         fit(data=["nowhere.xyz"])
+    moved = folder.rename(tmp_path / "moved")
+    assert fit(resume=moved) == moved  # on the frames within
 
 
 def test_fit_takes_files_and_frames_with_labels_of_other_names(tmp_path, water, monkeypatch):

@@ -174,6 +174,9 @@ def test_a_network_is_one_file_for_the_calculator_and_for_evaluation(run, water,
     assert energies[0] == energies[1]
     command("evaluate", file, water)
     assert (tmp_path / f"evaluation-{water.stem}" / "errors.csv").exists()
+    command("evaluate", file, water)
+    other = shutil.copy(file, tmp_path / "other.safetensors")
+    assert f"{water}, by {file}; give a folder" in command("evaluate", other, water, code=2).err
 
 
 @pytest.mark.parametrize(

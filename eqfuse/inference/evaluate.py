@@ -18,7 +18,7 @@ from eqfuse.inference.network import load_networks
 from eqfuse.inference.predict import Predicted, predict
 from eqfuse.runs import command
 from eqfuse.runs.files import write_table, write_whole
-from eqfuse.runs.log import warn
+from eqfuse.runs.log import warn, warnings_printed
 from eqfuse.runs.schema import setting, word
 from eqfuse.train.metrics import Predicted as Relative
 from eqfuse.train.results import errors_text
@@ -57,7 +57,8 @@ def main(options: Evaluate):
     folder = _folder(options)
     folder.mkdir(parents=True, exist_ok=True)  # before the work, in case that it cannot be made
     try:
-        predicted = predict(networks, structures)
+        with warnings_printed():
+            predicted = predict(networks, structures)
     except data.DataError:
         with contextlib.suppress(OSError):  # of an earlier evaluation: not empty
             folder.rmdir()

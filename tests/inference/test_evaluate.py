@@ -1,5 +1,6 @@
 import argparse
 import dataclasses
+import importlib
 import shutil
 
 import ase.io
@@ -156,6 +157,13 @@ def test_results_of_another_file_of_the_same_name_are_kept(run, typed, tmp_path,
     assert "with out=" in command("evaluate", run, other, code=2).err
     assert (folder / "errors.csv").stat() == before
     command("evaluate", run, other, "--out", tmp_path / "out")
+
+
+def test_warnings_are_lines(run, water, tmp_path, command, monkeypatch):
+    module = importlib.import_module("eqfuse.inference.predict")
+    monkeypatch.setattr(module, "unlike_training", lambda *_: ["not as trained"])
+    printed = command("evaluate", run, water, "--out", tmp_path / "out").err
+    assert printed == "warning: not as trained\n"
 
 
 def test_labels_are_those_of_the_training(capsys):

@@ -122,7 +122,8 @@ def run_select(options: Select):
     read = read_with_atoms(options.file, keys, options.types)
     structures = [structure for structure, _ in read]
     format = format_of(out, min(options.number, len(read)))
-    predicted = predict(networks, structures)
+    with warnings_printed():
+        predicted = predict(networks, structures)
     spreads = np.array([p.spread.forces.max() for p in predicted])
     order = np.argsort(-spreads, kind="stable")
     numbers = order[spreads[order] <= options.most][: options.number].tolist()

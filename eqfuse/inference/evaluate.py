@@ -18,7 +18,7 @@ from eqfuse.inference.network import load_networks
 from eqfuse.inference.predict import Predicted, predict
 from eqfuse.runs import command
 from eqfuse.runs.files import write_table, write_whole
-from eqfuse.runs.log import warn
+from eqfuse.runs.log import warn, warnings_printed
 from eqfuse.runs.schema import setting, word
 from eqfuse.train.metrics import Predicted as Relative
 from eqfuse.train.results import errors_text
@@ -57,13 +57,14 @@ def main(options: Evaluate):
     folder = _folder(options)
     folder.mkdir(parents=True, exist_ok=True)  # before the work, in case that it cannot be made
     try:
-        predicted = predict(networks, structures)
+        with warnings_printed():
+            predicted = predict(networks, structures)
     except data.DataError:
         with contextlib.suppress(OSError):  # of an earlier evaluation: not empty
             folder.rmdir()
         raise
     rows = error_table(structures, predicted)
-    write_whole(folder / SOURCE, f"{options.file.resolve()}\n")
+    write_whole(folder / SOURCE, f"{_source(options)}\n")
     write_table(folder / "errors.csv", rows)
     frames = commands.with_results(read, predicted, keys)
     commands.write_atoms(folder / "predictions.xyz", frames, "extxyz")
@@ -99,8 +100,14 @@ def _report_labels(structures: list[data.Structure], options, keys: data.Keys):
             print(f"{name} in {count} of {counted(total, 'frame')}{hint}")
 
 
+def _source(options) -> str:
+    """Return what the results are of: the file, and the network if it is not the folder's."""
+    is_folder = Path(options.run).expanduser().is_dir()
+    return f"{options.file.resolve()}{'' if is_folder else f', by {options.run}'}"
+
+
 def _folder(options) -> Path:
-    """Return the folder of the results, if it holds none of another file of this name."""
+    """Return the folder of the results, if it holds none of another file or network."""
     if options.out:
         return options.out
     run = Path(options.run).expanduser()
@@ -108,10 +115,9 @@ def _folder(options) -> Path:
     folder = above / f"evaluation-{stem(options.file)}"
     source = folder / SOURCE
     before = source.read_text(encoding="utf-8").strip() if source.exists() else ""
-    if before and before != str(options.file.resolve()):
+    if before and before != (given := _source(options)):
         raise data.DataError(
-            f"{folder} holds the results of {before}; give a folder for those of {options.file} "
-            "with out="
+            f"{folder} holds the results of {before}; give a folder for those of {given} with out="
         )
     return folder
 

@@ -172,8 +172,8 @@ def require_one_head(run):
     """Refuse a network with several heads, of which none was chosen."""
     if heads := heads_of(run):
         raise CheckpointError(
-            f"{run} has the heads {', '.join(heads)}: choose one by head=NAME, or give its file, "
-            f"{head_file(run, heads[0])}"
+            f"{run} has the heads {', '.join(heads)}: choose one by head=NAME or, where a command "
+            f"has no head=, by its file, {head_file(run, heads[0])}"
         )
 
 

@@ -83,10 +83,14 @@ def absolute(path: str) -> str:
     return ",".join(os.path.abspath(os.path.expanduser(file)) for file in files)
 
 
+def _words(field: dataclasses.Field) -> list[str]:
+    kinds = field.type, *get_args(field.type)
+    return [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+
+
 def described(field: dataclasses.Field) -> tuple[str, str]:
     """Return the help of a setting, with its words if it has any, and its default, as typed."""
-    kinds = field.type, *get_args(field.type)
-    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+    words = _words(field)
     text = field.metadata["help"] or _docstrings(field.metadata["of"])[field.name]
     what = [*filter(None, [", ".join(words)]), " ".join(text.split())]
     return "; ".join(what), written(field.default)
@@ -165,15 +169,20 @@ def typed(key: str, field: dataclasses.Field, value):
 
 
 def check_ranges(settings, prefix: str):
-    """Refuse the numbers of a dataclass that are not finite or not in their range.
+    """Refuse the words and numbers of a dataclass that are unknown, not finite or out of range.
 
     NumPy's become Python's, which JSON can write.
     """
     for field in dataclasses.fields(settings):
         value, within = getattr(settings, field.name), field.metadata.get("within")
+        if value is not None and (words := _words(field)):
+            for item in [value] if isinstance(value, str) else value:
+                one_of(prefix + field.name, item, words)
         if within is not None and value is not None:
             if hasattr(value, "item"):
                 setattr(settings, field.name, value := value.item())
             ok = isinstance(value, int | float) and math.isfinite(value) and within.holds(value)
             shown = repr(value) if isinstance(value, str) else value
             require(ok, prefix + field.name, shown, within.text)
+            if int in (field.type, *get_args(field.type)):
+                require(value == int(value), prefix + field.name, shown, _KINDS[int])

@@ -1,5 +1,6 @@
 import argparse
 import dataclasses
+import importlib
 import shutil
 
 import ase.io
@@ -158,6 +159,13 @@ def test_results_of_another_file_of_the_same_name_are_kept(run, typed, tmp_path,
     command("evaluate", run, other, "--out", tmp_path / "out")
 
 
+def test_warnings_are_lines(run, water, tmp_path, command, monkeypatch):
+    module = importlib.import_module("eqfuse.inference.predict")
+    monkeypatch.setattr(module, "unlike_training", lambda *_: ["not as trained"])
+    printed = command("evaluate", run, water, "--out", tmp_path / "out").err
+    assert printed == "warning: not as trained\n"
+
+
 def test_labels_are_those_of_the_training(capsys):
     """Unless other names are given; a file may hold energies of several methods."""
     given = argparse.Namespace(energy_key=None, forces_key="other", stress_key=None)
@@ -174,6 +182,9 @@ def test_a_network_is_one_file_for_the_calculator_and_for_evaluation(run, water,
     assert energies[0] == energies[1]
     command("evaluate", file, water)
     assert (tmp_path / f"evaluation-{water.stem}" / "errors.csv").exists()
+    command("evaluate", file, water)
+    other = shutil.copy(file, tmp_path / "other.safetensors")
+    assert f"{water}, by {file}; give a folder" in command("evaluate", other, water, code=2).err
 
 
 @pytest.mark.parametrize(

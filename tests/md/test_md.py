@@ -300,6 +300,20 @@ def test_settings_are_checked(arguments, message, command):
     assert message in command("md", *arguments, code=2).err
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"ensemble": "nvt"}, "ensemble=nvt is unknown; nearest: nve, npt"),
+        ({"trajectory": "gz"}, "trajectory=gz is unknown"),
+        ({"steps": 5.5}, "steps=5.5 is impossible: it must be a whole number"),
+    ],
+)
+def test_settings_from_python_are_checked(given, message):
+    assert md.Settings(steps=20.0, trajectory="xyz.gz").steps == 20
+    with pytest.raises(ConfigError, match=message):
+        md.Settings(**given)
+
+
 def test_a_text_is_no_number():
     with pytest.raises(ConfigError, match="steps='4' is impossible: it must be finite and greater"):
         md.Settings(steps="4")

@@ -126,6 +126,8 @@ def test_each_head_has_its_data_and_its_file(run, files):
 def test_a_head_has_to_be_chosen(run):
     with pytest.raises(CheckpointError, match="has the heads one, three, two"):
         eqfuse.Calculator(run)
+    with pytest.raises(CheckpointError, match=r"has no head=, by its file, .*one.safetensors"):
+        eqfuse.Calculator(run)
     with pytest.raises(CheckpointError, match="no head 'four'"):
         eqfuse.Calculator(run, head="four")
     with pytest.raises(CheckpointError, match="choose one by head=NAME"):

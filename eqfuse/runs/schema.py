@@ -176,8 +176,8 @@ def check_ranges(settings, prefix: str):
     for field in dataclasses.fields(settings):
         value, within = getattr(settings, field.name), field.metadata.get("within")
         if value is not None and (words := _words(field)):
-            for item in [value] if isinstance(value, str) else value:
-                one_of(prefix + field.name, item, words)
+            for item in value if isinstance(value, tuple | list) else [value]:
+                one_of(prefix + field.name, str(item), words)
         if within is not None and value is not None:
             if hasattr(value, "item"):
                 setattr(settings, field.name, value := value.item())

@@ -304,6 +304,7 @@ def test_settings_are_checked(arguments, message, command):
     ("given", "message"),
     [
         ({"ensemble": "nvt"}, "ensemble=nvt is unknown; nearest: nve, npt"),
+        ({"ensemble": 5}, "ensemble=5 is unknown"),
         ({"trajectory": "gz"}, "trajectory=gz is unknown"),
         ({"steps": 5.5}, "steps=5.5 is impossible: it must be a whole number"),
     ],

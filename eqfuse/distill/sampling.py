@@ -1,5 +1,6 @@
 """Frames of a material: dynamics within limits, strained and rattled cells, and defects."""
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -24,6 +25,7 @@ _OTHERS = "strained", "minimum", "stopped"
 _LEAST = 0.01  # Å, of random moves
 _VACUUM = 10.0  # Å, of a surface
 _STRAINS, _MOVES = (0.005, 0.02), (0.005, 0.03)  # at the minimum; Å
+_FREE = 0.01  # eV/Å, forces under strain of atoms that are no centres of inversion
 _STEPS = 30  # of a relaxation under strain: it takes about as long as two labels of dynamics
 _VOLUMES = (0.94, 1.015, 1.06, 0.985, 1.03, 0.97, 1.09, 1.12)  # of that of the minimum
 
@@ -138,20 +140,23 @@ def strained(cell: ase.Atoms, rng, least: dict | None) -> ase.Atoms:
 def at_minimum(start: ase.Atoms, atoms: int, teacher, rng) -> Iterator[ase.Atoms]:
     """Yield cells near the minimum of a crystal, without end, which have its second derivatives.
 
-    In turns: one under a strain of an elastic constant; another of which the atoms relax; and one
-    of another volume, or a larger one, see `cells_of`, whose atoms are moved.
+    In turns: one under a strain of an elastic constant; another of which the atoms relax, unless
+    no strain moves them; and one of another volume, or a larger one, see `cells_of`, whose atoms
+    are moved. Where no strain moves atoms, each turn has moved ones instead.
     """
     minimum, volumes = relaxed(start, teacher, cell=True), itertools.cycle(_VOLUMES)
     minimum.info = {"config_type": "minimum"}
     [large] = cells_of([minimum], atoms)
     large.info = dict(minimum.info)
+    skewed = functools.reduce(lambda made, k: under_strain(made, k, 0.01), range(6), minimum)
+    is_free = np.abs(labelled(skewed, teacher).get_forces()).max() > _FREE
     for k in itertools.count():
-        for relax in (False, True):
+        for relax in (False, True)[: 1 + is_free]:
             made = under_strain(minimum, k % 6, rng.uniform(*_STRAINS) * (-1) ** (k // 6))
             yield relaxed(made, teacher, cell=False, steps=_STEPS).copy() if relax else made
-        if k % 2:
+        if k % 2 or not is_free:
             yield rattled(large, rng, 0.0, rng.uniform(*_MOVES))
-        else:
+        if k % 2 == 0:
             made = minimum.copy()
             made.set_cell(minimum.cell.array * next(volumes) ** (1 / 3), scale_atoms=True)
             yield made

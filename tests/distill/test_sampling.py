@@ -41,9 +41,9 @@ def test_small_cells_are_repeated_along_periodic_vectors():
 
 
 def test_cells_at_the_minimum_have_all_strains_volumes_and_moved_atoms():
-    """A tetragonal cell of two elements, of which atoms move where it is sheared."""
-    start = ase.build.bulk("Cu", a=3.7, cubic=True)
-    start.symbols[:2] = "Au"
+    """A cell of three elements whose order has no centre of inversion: strains move its atoms."""
+    start = ase.build.bulk("Cu", a=3.8).repeat((1, 1, 4))
+    start.symbols[:2] = "AuAg"
     start.rattle(0.05, seed=1)
     minimum = relaxed(start, EMT(), cell=True)
     given = start, 8, EMT(), np.random.default_rng(0)
@@ -67,6 +67,14 @@ def test_cells_at_the_minimum_have_all_strains_volumes_and_moved_atoms():
     for atoms in made[5::6]:
         moved = cells_of([minimum], 8)[0].positions - atoms.positions
         assert 0.002 < moved.std() < 0.05
+
+
+def test_atoms_that_no_strain_moves_are_moved_in_each_turn():
+    """Those of copper are centres of inversion: relaxed under strain, they would be no news."""
+    made = [*itertools.islice(at_minimum(COPPER, 8, EMT(), np.random.default_rng(0)), 10)]
+    assert [len(atoms) for atoms in made] == [4, 8, 4, 4, 8] * 2
+    places = cells_of([COPPER], 8)[0].get_scaled_positions()
+    assert all(np.abs(a.get_scaled_positions() - places).max() > 1e-4 for a in made[1::5])
 
 
 def test_relaxations_under_strain_are_short(monkeypatch):

@@ -25,7 +25,7 @@ _OTHERS = "strained", "minimum", "stopped"
 _LEAST = 0.01  # Å, of random moves
 _VACUUM = 10.0  # Å, of a surface
 _STRAINS, _MOVES = (0.005, 0.02), (0.005, 0.03)  # at the minimum; Å
-_FREE = 0.01  # eV/Å, forces under strain of atoms that are no centres of inversion
+_FREE = 0.003  # eV/Å, forces under strain of atoms that are no centres of inversion
 _STEPS = 30  # of a relaxation under strain: it takes about as long as two labels of dynamics
 _VOLUMES = (0.94, 1.015, 1.06, 0.985, 1.03, 0.97, 1.09, 1.12)  # of that of the minimum
 

@@ -141,8 +141,6 @@ class Dataset:
         distances = distances_of(given, cutoff)
         start = len(given.parts[0])
         numbers = _sides(given, distances, start, duplicates, together=validation is None)
-        if not len(numbers[1]):
-            raise DataError("all validation frames are copies of training frames; give others")
         indices = [np.concatenate(indices)[own] for own in numbers]
         sides = [*map(chosen, sources, indices)]
         train, val = (
@@ -300,6 +298,8 @@ def _sides(
                 f"{frames} of others (data.duplicates=error): {example}; remove them, or leave "
                 "them out with data.duplicates=drop"
             )
+        if not later[own].any():
+            raise DataError("all validation frames are copies of training frames; give others")
         warnings.warn(f"left out: {frames} of others: {example}", UserWarning, stacklevel=3)
         order = own
     return order[~later[order]], order[later[order]]

@@ -298,10 +298,10 @@ def _sides(
                 f"{frames} of others (data.duplicates=error): {example}; remove them, or leave "
                 "them out with data.duplicates=drop"
             )
-        if not later[own].any():
-            raise DataError("all validation frames are copies of training frames; give others")
         warnings.warn(f"left out: {frames} of others: {example}", UserWarning, stacklevel=3)
         order = own
+        if not later[own].any():
+            raise DataError("all validation frames are copies of training frames; give others")
     return order[~later[order]], order[later[order]]
 
 

@@ -101,8 +101,7 @@ class Dataset:
         """Split the structures, subtract reference energies, compute neighbour lists.
 
         Isolated atoms (see `Structure.config_type`) are in neither set. Copies (see
-        `eqfuse.data.copies`) of which the split would train on some and validate with others go to
-        one side.
+        `eqfuse.data.copies`) that the split would part go to one side.
 
         Args:
           structures: whose labels may be missing, except the energies of isolated atoms.
@@ -112,8 +111,7 @@ class Dataset:
           references: atomic number -> eV; None for the energies of the isolated atoms among the
             structures (and those for validation), or, if there are none, "average": a least-squares
             fit to the training structures that have an energy.
-          validation: structures to validate with; `val_size` is not used then. None to take them
-            from the structures.
+          validation: to validate with instead of `val_size` of the structures; None for these.
           duplicates: "drop" leaves out what is a copy of an earlier training or validation
             structure, "error" refuses it, "warn" does neither.
         Raises:
@@ -139,8 +137,9 @@ class Dataset:
         how = {"cutoff": cutoff, "species": tuple(sorted(species)), "references": _ZERO}
         given = Joined(*(samples_of(s, **how) for s in map(chosen, sources, indices)))
         distances = distances_of(given, cutoff)
-        start = len(given.parts[0])
-        numbers = _sides(given, distances, start, duplicates, together=validation is None)
+        numbers = _sides(given, distances, len(given.parts[0]), duplicates, validation is None)
+        if not len(numbers[1]):
+            raise DataError("all validation frames are copies of training frames; give others")
         indices = [np.concatenate(indices)[own] for own in numbers]
         sides = [*map(chosen, sources, indices)]
         train, val = (
@@ -300,8 +299,6 @@ def _sides(
             )
         warnings.warn(f"left out: {frames} of others: {example}", UserWarning, stacklevel=3)
         order = own
-        if not later[own].any():
-            raise DataError("all validation frames are copies of training frames; give others")
     return order[~later[order]], order[later[order]]
 
 

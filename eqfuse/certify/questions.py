@@ -315,7 +315,8 @@ def invariances(atoms: ase.Atoms, noise: Rounding, rng) -> list[Question]:
     if atoms.pbc.any() and count <= 32:
         axis = int(np.argmin(np.where(atoms.pbc, atoms.cell.lengths(), np.inf)))
         larger = atoms.repeat([2 if k == axis else 1 for k in range(3)])
-        larger.info |= {k: 2 * v for k, v in atoms.info.items() if k != "name"}  # total charges
+        charges = atoms.info.keys() - {"name", "spin"}
+        larger.info |= {key: 2 * atoms.info[key] for key in charges}
 
         def twice(answers):
             cell, double = answers
@@ -323,7 +324,7 @@ def invariances(atoms: ase.Atoms, noise: Rounding, rng) -> list[Question]:
             return apart(double, expected, noise, 2)
 
         questions.append(Question("supercell", [atoms, larger], twice))
-    if not atoms.pbc.any() and count > 1:
+    if not atoms.pbc.any() and count > 1 and atoms.info.keys() <= {"name"}:  # parts have a charge
         first, second = atoms[: count // 2], moved(atoms[count // 2 :], [100.0, 0, 0])
 
         def added(answers):

@@ -177,6 +177,10 @@ class Remote(Subject):
             why = "quote texts, 'like this'" if "malformed node" in why else why
             raise DataError(f"the calculator {name} cannot be made: {why}")
 
+    def info_of(self, atoms):
+        """Return the total charge and the spin that atoms have, which calculators read there."""
+        return {name: atoms.info[name] for name in ("charge", "spin") if name in atoms.info}
+
     def _reply(self, request):
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(worker.as_line(request))

@@ -122,6 +122,8 @@ def answer(calculator, kind: str, atoms: dict, new=None, fresh: bool = False, **
     """
     try:
         calculator = new() if fresh and new is not None else calculator
+        if atoms.get("info"):  # without which ASE's calculators compare atoms
+            calculator.reset()
         return _TASKS[kind](calculator, ase.Atoms(**atoms), **options)
     except Exception as error:  # of any calculator, which is told to who asks
         return {"error": f"{type(error).__name__}: {error}".splitlines()[0]}

@@ -20,7 +20,7 @@ from eqfuse.certify import worker
 from eqfuse.certify.check import Certificate, Check, _others_of, drift, frames_of
 from eqfuse.certify.checks import CHECKS, Row, worst_of
 from eqfuse.certify.compare import compare
-from eqfuse.certify.questions import _slope
+from eqfuse.certify.questions import Rounding, _slope, invariances
 from eqfuse.certify.report import Report
 from eqfuse.certify.subjects import Remote, Run, Subject
 from eqfuse.convert import convert
@@ -388,6 +388,37 @@ def test_frames_are_checked_with_their_total_charges(tmp_path):
     assert [row.verdict for row in certificate.rows("supercell")] == ["passed"]
     charges = [atoms.info.get("q", 0) for atoms, _ in certificate._measured]
     assert charges == [-3] + [0] * (len(charges) - 1)
+
+
+CHARGED = """
+from ase.calculators.emt import EMT
+class Charged(EMT):
+    def calculate(self, atoms, *arguments):
+        super().calculate(atoms, *arguments)
+        energy = 4 * atoms.info.get("charge", 0) + 10 * (atoms.info.get("spin", 1) - 1)
+        self.results["free_energy"] = self.results["energy"] = self.results["energy"] + energy
+"""
+
+
+def test_calculators_of_another_process_get_total_charge_and_spin(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "charging.py").write_text(CHARGED)
+    atoms = ase.build.molecule("H2O")
+    given = {"charge": np.int64(-2), "spin": 3, "other": np.eye(3)}
+    charged = atoms.copy()
+    charged.info |= given
+    remote = Remote("charging:Charged()")
+    plain, found = remote.compute([atoms, charged])
+    assert found.energy - plain.energy == pytest.approx(-8 + 20)
+    certificate = Certificate(remote, [charged], duration=0)
+    verdicts = {row.name: row.verdict for row in certificate.rows("rotation", "separated")}
+    assert verdicts == {"rotation": "passed", "separated": "passed"}
+    cell = ase.build.bulk("Cu", cubic=True)
+    cell.info |= {"charge": -2, "spin": 3}
+    asked = invariances(cell, Rounding(1.0, 1.0, 1.0), np.random.default_rng(0))
+    [larger] = [question.structures[1] for question in asked if question.name == "supercell"]
+    assert larger.info == {"charge": -4, "spin": 3}
+    remote.close()
 
 
 def test_float32_is_compared_on_the_backend_that_is_checked(converted):

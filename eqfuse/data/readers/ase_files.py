@@ -42,7 +42,7 @@ def read_by_ase(path: str | os.PathLike, format: str, **how) -> Iterator[ase.Ato
 
     References: https://ase-lib.org
     """
-    with _by_ase(path):
+    with by_ase(path):
         for atoms in ase.io.iread(os.fspath(path), index=":", format=format, **how):
             for name, column in atoms.info.pop(_COLUMNS, {}).items():
                 atoms.set_array(name, np.asarray(column))
@@ -71,7 +71,8 @@ def for_trajectory(atoms: ase.Atoms) -> ase.Atoms:
 
 
 @contextlib.contextmanager
-def _by_ase(path):
+def by_ase(path):
+    """Enter what ASE reads of a file, which its errors name."""
     require_file(path)
     with refused_as(f"{path} cannot be read by ASE"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of ASE's readers, about parts that are not read here
@@ -81,7 +82,7 @@ def _by_ase(path):
 
 def frames_of_rows(path: str | os.PathLike, type: str) -> Iterator[ase.Atoms]:
     """Yield the rows of a database of ASE of a type, db or json, see `read_by_ase`."""
-    with _by_ase(path):
+    with by_ase(path):
         database = ase.db.connect(os.fspath(path), type, append=True, use_lock_file=False)
         yield from map(of_row, database.select())
 
@@ -91,7 +92,7 @@ _WHOLE = 1e-3  # of an occupancy, which files round
 
 def frames_of_cif(path: str | os.PathLike) -> Iterator[ase.Atoms]:
     """Yield the crystals of a CIF file, whose sites each have one whole atom of a known element."""
-    with _by_ase(path), open_with_compression(os.fspath(path), "rb") as file:
+    with by_ase(path), open_with_compression(os.fspath(path), "rb") as file:
         for block in parse_cif(file):
             if not block.has_structure():
                 continue

@@ -1,6 +1,7 @@
 """Output of VASP: which energy, steps that did not converge, and names of files."""
 
 import gzip
+import re
 
 import ase
 import numpy as np
@@ -88,6 +89,34 @@ def test_outcar_unconverged_steps_are_left_out(tmp_path, capsys, steps, most, ke
     left = len(steps) - len(kept)
     said = f"{path}: {left} step left out, as the electrons did not converge within NELM\n"
     assert capsys.readouterr().err.removeprefix("warning: ") == (said if left else "")
+
+
+@pytest.mark.parametrize(
+    ("parts", "alone"),
+    [("mdmdmd", ""), ("mdmmddm", "2 steps"), ("mmmddd", "2 steps"), ("ddmmd", "1 step")],
+)
+def test_outcar_steps_of_a_force_field_alone_are_left_out(tmp_path, capsys, parts, alone):
+    """A step has m, what the force field predicts, and d, where electrons are computed, in turn."""
+    predicted = STEP.format(y="1.50", energy=-0.5)
+    for text in ("FREE ENERGIE", "energy  without", "FORCE on cell", "energy("):
+        predicted = predicted.replace(text, f"ML {text}")
+    predicted = predicted.replace("energy   TOTEN", "energy ML TOTEN")
+    whole = outcar((4, REACHED), (6, ""), (5, REACHED))
+    header, *steps = re.split(r"(?m)^(?=-+ Iteration +\d+\(   1\))", whole)
+    texts = iter(steps)
+    text = header + "".join(predicted if part == "m" else next(texts) for part in parts)
+    (path := tmp_path / "OUTCAR").write_text(text)
+    first, third = read_structures(path)
+    assert (first.energy, third.energy) == (-9, -11)
+    np.testing.assert_allclose(
+        (first.positions[1], third.positions[1]), [[0, 2, 2.01], [0, 2, 2.03]]
+    )
+    said = capsys.readouterr().err
+    assert f"{path}: 1 step left out, as the electrons did not converge" in said
+    why = "left out, which only VASP's force field computed"
+    assert [line for line in said.splitlines() if why in line] == (
+        [f"warning: {path}: {alone} {why}"] if alone else []
+    )
 
 
 @pytest.mark.parametrize("name", ["vasprun.xml", "vasprun_2.xml", "vasprun.xml.gz", "other.xml"])

@@ -8,6 +8,7 @@ another device, or of another version, is never read.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -179,11 +180,17 @@ def replace(problem: Problem, result: Result | None) -> None:
         results(problem.backend)[problem.name] = result
 
 
+@contextlib.contextmanager
 def alone(backend: str):
-    """Return a context in which no other process measures on this device, and read its file."""
-    _results.pop(backend, None)
+    """Return a context in which no other process measures on this device, and read its file.
+
+    What this process knows, such as by `replace`, stays above what the file has of an order.
+    """
     path = _file(backend).path
-    return _kept.alone(path.with_name(f".{path.name}.lock"))
+    with _kept.alone(path.with_name(f".{path.name}.lock")):
+        known, found = _results.pop(backend, {}), results(backend)
+        found |= {n: r for n, r in known.items() if n not in found or r.order >= found[n].order}
+        yield
 
 
 def _file(backend: str) -> _kept.Kept:

@@ -74,17 +74,22 @@ def measure(function: Callable, *args, timer: Callable | None = None) -> list[Me
     """
     if not measured.is_on():
         raise ValueError(f"{measured.VARIABLE} is 0: nothing is measured")
-    timer = timer or in_turns
-    found = _measured(lowering.ops_of(function, *args), timer)
-    return found + _measured(lowering.plans_of(function, *args), timer)  # of what was chosen
+    return _in_parts(function, args, timer or in_turns, list)
 
 
-def measure_on_gpu(function: Callable, *args) -> list[Measurement]:
+def _in_parts(function: Callable, args, timer: Callable, agreed: Callable) -> list[Measurement]:
+    """Measure the fused ops, agree on the results, and measure the plans of what was chosen."""
+    found = agreed(_measured(lowering.ops_of(function, *args), timer))
+    return found + agreed(_measured(lowering.plans_of(function, *args), timer))
+
+
+def measure_on_gpu(function: Callable, *args, together: bool = True) -> list[Measurement]:
     """Measure as `measure` does where JAX's device is a GPU, and say so in one line.
 
     eqfuse's own programs call it before they compile. Elsewhere, or with `EQFUSE_MEASURE=0`, it
     returns an empty list. Processes of one program (`jax.distributed`) take the results of the
-    first, since they must run the same kernels.
+    first, since they must run the same kernels: all call it with the same function. With
+    `together=False`, each measures a function of its own.
 
     Example:
       >>> ops.measure_on_gpu(lambda x: x, 1.0)  # nothing in it has kernels to choose from
@@ -93,7 +98,10 @@ def measure_on_gpu(function: Callable, *args) -> list[Measurement]:
     if not (has_gpu() and measured.is_on()):
         return []
     start = time.perf_counter()
-    found = _agreed(measure(function, *args))
+    if together and jax.process_count() > 1:
+        found = _in_parts(function, args, in_turns, _agreed)
+    else:
+        found = measure(function, *args)
     if count := sum(m.is_new for m in found):
         seconds = time.perf_counter() - start
         print(
@@ -106,7 +114,7 @@ def measure_on_gpu(function: Callable, *args) -> list[Measurement]:
 
 def _agreed(found: list[Measurement]) -> list[Measurement]:
     """Return the first process's results, which replace those of this one."""
-    if jax.process_count() == 1:
+    if not found:  # in no process
         return found
     text = np.frombuffer(json.dumps([m.result for m in found]).encode(), np.uint8)
     size = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))

@@ -14,7 +14,7 @@ import pytest
 
 import eqfuse
 from benchmarks.gpu import steps
-from eqfuse import models, ops
+from eqfuse import inference, models, ops
 from eqfuse.ops.info import info
 from eqfuse.ops.primitives import choice, forms, layer, lowering, measured, measuring
 from tests import interpreter  # noqa: F401  (runs backend "triton" on this CPU)
@@ -346,6 +346,54 @@ def test_processes_take_the_results_of_the_first(as_on_a_gpu, monkeypatch):
     [found] = ops.measure_on_gpu(made, *made.args)
     assert found.result == other
     assert made.text() == "fused: measured, NATIVE takes 1 ms, APART 3"
+
+
+def test_processes_that_differ_measure_the_plans_of_what_the_first_chose(
+    as_on_a_gpu, monkeypatch, tmp_path
+):
+    """The first takes the last candidates, the other the first ones; each has its own disk."""
+    pytest.importorskip("triton")
+    edges = ops.Edges.from_arrays(np.arange(32) % 4, np.arange(32) // 8, 4)
+    x, y = (e3nn.normal("2x0e+2x1o", jax.random.key(n), (n,)) for n in (4, 32))
+    module = ops.TensorProductLinearGate("2x0e+2x1o", backend="triton")
+    params = jax.eval_shape(lambda: module.init(jax.random.key(2), x, y, edges=edges))
+    sent = []
+
+    def function(params):
+        return module.apply(params, x, y, edges=edges).array
+
+    def results_of(process: int, broadcast):
+        def winner(problem, order, timer):
+            names = [name for name, _ in measuring._candidates(problem, order)]
+            return measured.Result(names[process - 1], order, dict.fromkeys(names, 1.0), {})
+
+        monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path / f"of-process-{process}"))
+        monkeypatch.setattr(measuring, "_winner", winner)
+        monkeypatch.setattr(measuring.multihost_utils, "broadcast_one_to_all", broadcast)
+        measured._results.clear()
+        found = ops.measure_on_gpu(function, params)
+        with measured.alone("triton"):  # as when another function is measured
+            assert [measured.lookup(m.problem) for m in found] == [m.result for m in found]
+        return [(m.problem, m.result) for m in found]
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    first = results_of(0, lambda value: (sent.append(value), value)[1])
+    numbers = iter(sent)
+    assert results_of(1, lambda value: next(numbers)) == first
+    assert first[0][1].chosen == "APART"
+    assert len(first) > 1
+
+
+def test_a_calculator_of_one_of_several_processes_waits_for_no_other(as_on_a_gpu, monkeypatch):
+    def broadcast(value):
+        raise AssertionError("no other process is here")
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(measuring.multihost_utils, "broadcast_one_to_all", broadcast)
+    made = Layer()
+    program = inference.Kept(lambda *args: made(*args), None)
+    assert program(*made.args).shape[0] == ROWS
+    assert "measured" in made.text()
 
 
 def test_info_says_what_was_measured():

@@ -87,7 +87,6 @@ class Kept:
         """
         path = self.path
         if not path.exists() or remove_untrusted(path):
-            _make(path.parent)
             with alone(path.with_name(f".{path.name}.lock")):
                 if not path.exists():
                     self._put(path, make)
@@ -110,11 +109,13 @@ class Kept:
 
 @contextlib.contextmanager
 def alone(lock: pathlib.Path):
-    """Return a context of one process at a time, where the system has locks."""
-    with open(lock, "a", encoding="utf-8") as file:
+    """Return a context of one process at a time, where the system and the disk have locks."""
+    with contextlib.ExitStack() as opened:
         with contextlib.suppress(ImportError, OSError):
             import fcntl  # which Windows does not have
 
+            _make(lock.parent)  # the user may have removed it
+            file = opened.enter_context(open(lock, "a", encoding="utf-8"))
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import os
+import shutil
 import types
 
 import ase.io
@@ -394,6 +395,21 @@ def test_a_calculator_of_one_of_several_processes_waits_for_no_other(as_on_a_gpu
     program = inference.Kept(lambda *args: made(*args), None)
     assert program(*made.args).shape[0] == ROWS
     assert "measured" in made.text()
+
+
+@pytest.mark.parametrize("fault", ["removed", "no lock"])
+def test_a_folder_that_is_removed_or_has_no_lock_stops_nothing(fault, folder):
+    timer = clock(NATIVE=2.0, APART=1.0)
+    measure(timer)
+    if fault == "removed":
+        shutil.rmtree(folder.parent)
+    else:
+        [lock] = folder.glob(".*.lock")
+        lock.unlink()
+        lock.mkdir()
+    [found] = measure(timer, Layer(600))
+    assert found.result.chosen == "APART"
+    assert len([*folder.glob("*.json")]) == 1
 
 
 def test_info_says_what_was_measured():

@@ -13,6 +13,7 @@ import dataclasses
 import enum
 import functools
 import hashlib
+import importlib.metadata
 import json
 import math
 import pathlib
@@ -134,6 +135,7 @@ def device_key(backend: str) -> dict:
         return key | {"device": _host.description(), "processors": _host.num_processors()}
     device = jax.devices()[0]
     capability = str(getattr(device, "compute_capability", ""))
+    key["triton"] = importlib.metadata.version("triton")
     return key | {"device": [device.device_kind, capability]}
 
 

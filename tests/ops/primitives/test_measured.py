@@ -210,6 +210,12 @@ def test_what_another_device_or_another_source_measured_is_not_read(monkeypatch)
         assert Layer().text() == "fused: 256 rows or more"
 
 
+def test_what_was_measured_is_of_one_version_of_triton():
+    """Whose kernels another one compiles to other machine code."""
+    triton = pytest.importorskip("triton")
+    assert measured.device_key("triton")["triton"] == triton.__version__
+
+
 def test_nothing_is_measured_under_vmap_and_in_shard_map():
     made = Layer(64)
     timer = clock(NATIVE=1.0, APART=2.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
@@ -84,7 +85,7 @@ def _in_parts(function: Callable, args, timer: Callable, agreed: Callable) -> li
 
 
 def measure_on_gpu(function: Callable, *args, together: bool = True) -> list[Measurement]:
-    """Measure as `measure` does where JAX's device is a GPU, and say so in one line.
+    """Measure as `measure` does where JAX's device is a GPU, and say so before and after.
 
     eqfuse's own programs call it before they compile. Elsewhere, or with `EQFUSE_MEASURE=0`, it
     returns an empty list. Processes of one program (`jax.distributed`) take the results of the
@@ -127,6 +128,9 @@ def _agreed(found: list[Measurement]) -> list[Measurement]:
 
 def _measured(problems: dict[Problem, int], timer: Callable) -> list[Measurement]:
     found = []
+    if has_gpu() and (new := _not_known(problems)):
+        with measured.alone("triton"):  # another process may have compiled or timed them, meanwhile
+            _compile_all(_not_known(new))
     for problem, order in problems.items():
         if not (is_known := _is_known(problem, order)):
             with measured.alone(problem.backend):
@@ -146,6 +150,11 @@ def _measured(problems: dict[Problem, int], timer: Callable) -> list[Measurement
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0][:200] or type(error).__name__
+
+
+def _not_known(problems: dict[Problem, int]) -> dict[Problem, int]:
+    """Return the problems with kernels to compile that are not measured yet."""
+    return {p: n for p, n in problems.items() if p.backend == "triton" and not _is_known(p, n)}
 
 
 def _is_known(problem: Problem, order: int) -> bool:
@@ -181,6 +190,27 @@ def _winner(problem: Problem, order: int, timer: Callable) -> Result:
     if seconds[best] >= (1 - MARGIN) * seconds[rule]:
         best = rule
     return Result(best, order, {n: round(1e3 * s, 6) for n, s in seconds.items()}, left_out)
+
+
+def _compile_all(problems: dict[Problem, int]):
+    """Compile the kernels of all candidates in parallel; what fails does so again in its turn."""
+    if problems:
+        text = f"eqfuse: compiling kernels of {len(problems)} ops, to time them on this GPU"
+        print(text, file=sys.stderr, flush=True)
+    for is_rule in (True, False):
+        runs, sets = [], []
+        with contextlib.suppress(Exception):
+            for problem, order in problems.items():
+                [operands, *_], _ = jax.eval_shape(functools.partial(_operands, problem, order))
+                candidates = [run for _, run in _candidates(problem, order)]
+                candidates = candidates[:1] if is_rule else candidates[1:]
+                runs += candidates
+                sets += [[operands]] * len(candidates)
+            _compile(functools.partial(_run_all, runs), sets, is_rule)
+
+
+def _run_all(runs: list[Callable], sets: list) -> list:
+    return [run(operands) for run, operands in zip(runs, sets, strict=True)]
 
 
 def _compile(run: Callable, operands, is_rule: bool):

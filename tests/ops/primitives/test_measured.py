@@ -391,6 +391,38 @@ def test_processes_that_differ_measure_the_plans_of_what_the_first_chose(
     assert len(first) > 1
 
 
+def test_kernels_of_all_candidates_are_compiled_beside_each_other(as_on_a_gpu, monkeypatch, capfd):
+    """Before the first is timed, so that nothing is left to compile when its turn comes."""
+    pytest.importorskip("triton")
+    edges = ops.Edges.from_arrays(np.arange(32) % 4, np.arange(32) // 8, 4)
+    x, y = (e3nn.normal("2x0e+2x1o", jax.random.key(n), (n,)) for n in (4, 32))
+    module = ops.TensorProductLinearGate("2x0e+2x1o", backend="triton")
+    params = module.init(jax.random.key(2), x, y, edges=edges)
+    calls, compiled, timed = [], set(), []
+
+    def specs(function, *args):
+        return set(lowering._specs(lowering._used(function, args)))
+
+    def compile_ahead(function, *args):
+        calls.append(1)
+        compiled.update(specs(function, *args))
+        return []
+
+    def winner(problem, order, timer):
+        sets, _ = measuring._operands(problem, order)
+        for name, run in measuring._candidates(problem, order):
+            timed.append(name)
+            assert specs(run, sets) <= compiled
+        return measured.Result(name, order, {name: 1.0}, {})
+
+    monkeypatch.setattr(measuring.lowering, "compile_ahead", compile_ahead)
+    monkeypatch.setattr(measuring, "_winner", winner)
+    ops.measure(lambda x: module.apply(params, x, y, edges=edges).array, x, timer=clock())
+    assert {"VALUE", "APART", "1", "8", "0"} <= set(timed)
+    assert len(calls) == 4  # of ops and of plans, those of the rule and the others
+    assert "eqfuse: compiling kernels of 1 ops, to time them" in capfd.readouterr().err
+
+
 def test_a_calculator_of_one_of_several_processes_waits_for_no_other(as_on_a_gpu, monkeypatch):
     def broadcast(value):
         raise AssertionError("no other process is here")

@@ -345,17 +345,23 @@ def _kept(spec: KernelSpec, target: str) -> Kept:
 
 
 def compile_many(specs, target: str, threads: int | None = None) -> list[CompiledKernel]:
-    """Return the compiled kernels, several at a time: LLVM and ptxas run beside each other."""
+    """Return the compiled kernels, several at a time: LLVM and ptxas run beside each other.
+
+    One that does not compile is an error when all others are in the cache.
+    """
     specs = list(specs)
 
-    def compiled(spec: KernelSpec) -> CompiledKernel:
+    def compiled(spec: KernelSpec) -> CompiledKernel | Exception:
         try:
             return compile_kernel(spec, target)
         except Exception as error:
-            message = f"kernel {spec.name} did not compile for {target}:\n{error}"
-            raise RuntimeError(message) from error
+            return error
 
     longest_first = sorted(dict.fromkeys(specs), key=lambda spec: -len(spec.source))
     with concurrent.futures.ThreadPoolExecutor(threads or _host.num_processors()) as pool:
         kernels = dict(zip(longest_first, pool.map(compiled, longest_first), strict=True))
+    for spec, error in kernels.items():
+        if isinstance(error, Exception):
+            message = f"kernel {spec.name} did not compile for {target}:\n{error}"
+            raise RuntimeError(message) from error
     return [kernels[spec] for spec in specs]

@@ -4,6 +4,7 @@ import json
 import lzma
 import math
 import time
+import types
 
 import jax
 import numpy as np
@@ -143,6 +144,21 @@ def test_patience_is_with_each_side(folder, monkeypatch):
     monkeypatch.setattr(store, "call", call)
     measure.measured(store, next(e for e in entries if e["case"] == "first"))
     assert len(times) == len(set(times)) == 2
+
+
+def test_kernels_are_compiled_ahead_for_the_device_that_is_there(tmp_path, monkeypatch):
+    a100 = types.SimpleNamespace(platform="gpu", compute_capability="8.0", device_kind="A100")
+    targets = []
+
+    def compile_ahead(*args, target):
+        targets.append(target)
+        raise InterruptedError
+
+    monkeypatch.setattr(prebuild.ops, "compile_ahead", compile_ahead)
+    monkeypatch.setattr(jax.sharding, "SingleDeviceSharding", lambda device: None)
+    builder = prebuild.Builder(tmp_path, a100, tiny=False)
+    assert "InterruptedError" in builder.entry(CASES[0])["sides"][0]["error"]
+    assert set(targets) == {"sm_80"}
 
 
 def test_a_process_that_hangs_is_ended(folder, monkeypatch):

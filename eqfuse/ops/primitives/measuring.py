@@ -194,9 +194,9 @@ def _winner(problem: Problem, order: int, timer: Callable) -> Result:
 
 def _compile_all(problems: dict[Problem, int]):
     """Compile the kernels of all candidates in parallel; what fails does so again in its turn."""
-    if problems:
-        text = f"eqfuse: compiling kernels of {len(problems)} ops, to time them on this GPU"
-        print(text, file=sys.stderr, flush=True)
+    if count := len(problems):
+        ops = f"{count} op{'s' if count > 1 else ''}"
+        print(f"eqfuse: compiling kernels of {ops}, to time them", file=sys.stderr, flush=True)
     for is_rule in (True, False):
         runs, sets = [], []
         with contextlib.suppress(Exception):

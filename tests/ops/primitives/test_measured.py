@@ -420,7 +420,7 @@ def test_kernels_of_all_candidates_are_compiled_beside_each_other(as_on_a_gpu, m
     ops.measure(lambda x: module.apply(params, x, y, edges=edges).array, x, timer=clock())
     assert {"VALUE", "APART", "1", "8", "0"} <= set(timed)
     assert len(calls) == 4  # of ops and of plans, those of the rule and the others
-    assert "eqfuse: compiling kernels of 1 ops, to time them" in capfd.readouterr().err
+    assert "eqfuse: compiling kernels of 1 op, to time them" in capfd.readouterr().err
 
 
 def test_a_calculator_of_one_of_several_processes_waits_for_no_other(as_on_a_gpu, monkeypatch):

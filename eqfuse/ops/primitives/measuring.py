@@ -177,6 +177,7 @@ def _winner(problem: Problem, order: int, timer: Callable) -> Result:
             results = jax.block_until_ready(run(operands))
             if expected is None:
                 expected, moved = results, _difference(results, run(nudged))
+                nudged = None
                 most = 8 * math.sqrt(_longest_sum(problem)) * max(moved, _eps(problem))
             elif (apart := _difference(expected, results)) > most:
                 raise ArithmeticError(f"results differ by {apart:.1e}, and by rounding {most:.1e}")
@@ -185,6 +186,8 @@ def _winner(problem: Problem, order: int, timer: Callable) -> Result:
             if expected is None:
                 raise
             left_out[name] = _first_line(error)
+        results = None
+    expected = None  # whose memory the next candidate, or what is timed, may need
     seconds = timer(ready)
     rule, best = next(iter(ready)), min(seconds, key=seconds.get)
     if seconds[best] >= (1 - MARGIN) * seconds[rule]:

@@ -174,6 +174,24 @@ def test_where_the_rule_fails_by_itself_the_work_goes_on(monkeypatch):
     assert made.text() == "fused: 256 rows or more"
 
 
+def test_nothing_but_operands_is_in_memory_while_candidates_are_timed():
+    """What a GPU has left decides which problems can be timed."""
+    made, seen = Layer(), []
+    before = jax.live_arrays()
+
+    def bytes_of(arrays) -> int:
+        return sum(array.nbytes for array in {id(array): array for array in arrays}.values())
+
+    def timer(calls):
+        operands = jax.tree.leaves([call.args for call in calls.values()])
+        seen.extend((bytes_of(operands), bytes_of([*jax.live_arrays(), *before])))
+        return dict.fromkeys(calls, 1.0)
+
+    measure(timer, made)
+    operands, live = seen
+    assert 0 < live - bytes_of(before) < 1.1 * operands
+
+
 def test_candidates_agree_within_what_rounding_allows():
     """None is left out, in the orders of derivative that networks take."""
     made = Layer()

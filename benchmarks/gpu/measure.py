@@ -106,7 +106,7 @@ def child(folder: str, seconds: str, only: str) -> None:
     """Measure what is not done, in a process of its own."""
     folder, end = pathlib.Path(folder), time.monotonic() + float(seconds)
     store = Store(folder)
-    if not results(folder):
+    if not any("machine" in result for result in results(folder)):  # those of `live` do not say
         append(folder, {"machine": machine()})
     for key, entry in _waiting(folder, only):
         if time.monotonic() > end - RESERVE_S:

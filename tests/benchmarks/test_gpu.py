@@ -115,6 +115,16 @@ def test_a_case_whose_process_dies_is_a_row_of_its_group(folder, monkeypatch):
     assert "| second |  | the process died (3) |" in text
 
 
+def test_results_of_live_may_come_first(folder, monkeypatch):
+    monkeypatch.setattr(page, "PAGE", folder / "gpu.md")
+    measure.append(folder, {"key": "live", "group": "live", "case": "forces", "sides": []})
+    with pytest.raises(SystemExit, match="has no results: run `python"):
+        page.run(folder)
+    measured(folder, only="first")
+    page.run(folder)
+    assert "; cpu, driver" in (folder / "gpu.md").read_text()
+
+
 def test_a_case_that_the_minutes_cut_off_is_measured_by_the_next_call(folder, monkeypatch, capsys):
     def watched(child, folder, end):
         (folder / "started").write_text(json.loads((folder / "order.json").read_text())[0] + "\n")

@@ -189,7 +189,8 @@ def alone(backend: str):
     What this process knows, such as by `replace`, stays above what the file has of an order.
     """
     path = _file(backend).path
-    with _kept.alone(path.with_name(f".{path.name}.lock")):
+    waiting = "eqfuse: waiting for another process, which times kernels on this machine"
+    with _kept.alone(path.with_name(f".{path.name}.lock"), waiting):
         known, found = _results.pop(backend, {}), results(backend)
         found |= {n: r for n, r in known.items() if n not in found or r.order >= found[n].order}
         yield

@@ -4,6 +4,7 @@ import concurrent.futures
 import json
 import os
 import shutil
+import time
 import types
 
 import ase.io
@@ -16,6 +17,7 @@ import pytest
 import eqfuse
 from benchmarks.gpu import steps
 from eqfuse import inference, models, ops
+from eqfuse.ops import _kept
 from eqfuse.ops.info import info
 from eqfuse.ops.primitives import choice, forms, layer, lowering, measured, measuring
 from tests import interpreter  # noqa: F401  (runs backend "triton" on this CPU)
@@ -284,6 +286,23 @@ def test_two_processes_at_once_agree(tmp_path):
         results = list(pool.map(run, range(2)))
     assert sorted(is_new for is_new, _ in results) == ["False", "True"]
     assert results[0][1] == results[1][1]
+
+
+def test_who_waits_for_another_process_says_so_once(capfd):
+    pytest.importorskip("fcntl")
+    _kept._print_once.cache_clear()
+    text, end = "", time.monotonic() + 60
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        with measured.alone("llvm"):
+            others = [pool.submit(measure, clock(NATIVE=2.0, APART=1.0)) for _ in range(2)]
+            while "waiting" not in text and time.monotonic() < end:
+                time.sleep(0.1)
+                text += capfd.readouterr().err
+            assert not any(other.done() for other in others)
+        results = [other.result()[0].result.chosen for other in others]
+    assert results == ["APART"] * 2
+    text += capfd.readouterr().err
+    assert text.count("eqfuse: waiting for another process, which times kernels") == 1
 
 
 def test_the_clock_takes_medians_in_turns():

@@ -1,8 +1,9 @@
 """Compare and time what `prebuild` compiled, on this device; needs JAX and NumPy alone.
 
 Each result is appended to results.jsonl of the folder when it is there, so that a cut-off loses
-nothing. A case that hangs or dies costs `PATIENCE_S`; the next process goes on behind it. A side
-that differs is not timed. Of the others:
+nothing. A case that dies, or of which a side takes `PATIENCE_S`, is an error, and the next process
+goes on behind it; one that the minutes cut off is measured by the next call. A side that differs is
+not timed. Of the others:
 
     ms         of a call, with quartiles: batches of 10 ms, in turns with the other sides
     device_us  µs that kernels of a call run, by the profiler, and `launches`, how many they are
@@ -25,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 PATIENCE_S, RESERVE_S = 75, 5
 CHILD = f"import sys; from {__name__} import child; child(*sys.argv[1:])"
@@ -38,12 +39,14 @@ def run(folder: pathlib.Path, minutes: float = 9.0, only: str = "") -> None:
     while (left := end - time.monotonic()) > RESERVE_S:
         command = [sys.executable, "-c", CHILD, str(folder), str(left), only]
         child = subprocess.Popen(command, start_new_session=True)
-        if (why := _watched(child, folder, end)) == "":
-            return
+        if (why := _watched(child, folder, end)) == "" or time.monotonic() > end:
+            break
         if pending := [key for key in _lines(folder / "started") if key not in _done(folder)]:
-            append(folder, {"key": pending[-1], "error": why})
+            append(folder, _named(pending[-1], _entry(folder, pending[-1])) | {"error": why})
         else:
             raise RuntimeError(f"nothing can be measured here: {why}")
+    if left := len([*_waiting(folder, only)]):
+        print(f"{left} cases are left: the same command goes on with them", flush=True)
 
 
 def _watched(child, folder: pathlib.Path, end: float) -> str:
@@ -81,27 +84,40 @@ def append(folder: pathlib.Path, result: dict) -> None:
         os.fsync(file.fileno())
 
 
+def _entry(folder: pathlib.Path, key: str) -> dict:
+    return json.loads((folder / "entries" / f"{key}.json").read_text())
+
+
+def _named(key: str, entry: dict) -> dict:
+    return {"key": key, "group": entry["group"], "case": entry["case"]}
+
+
+def _waiting(folder: pathlib.Path, only: str) -> Iterator[tuple[str, dict]]:
+    """Yield what is compiled and not done, in order."""
+    done = _done(folder)
+    for key in json.loads((folder / "order.json").read_text()):
+        if key not in done and (folder / "entries" / f"{key}.json").exists():
+            entry = _entry(folder, key)
+            if only in f"{entry['group']} {entry['case']}":
+                yield key, entry
+
+
 def child(folder: str, seconds: str, only: str) -> None:
     """Measure what is not done, in a process of its own."""
     folder, end = pathlib.Path(folder), time.monotonic() + float(seconds)
-    done, store = _done(folder), Store(folder)
-    if not results(folder):
+    store = Store(folder)
+    if not any("machine" in result for result in results(folder)):  # those of `live` do not say
         append(folder, {"machine": machine()})
-    for key in json.loads((folder / "order.json").read_text()):
-        path = folder / "entries" / f"{key}.json"
-        if key in done or not path.exists() or time.monotonic() > end - RESERVE_S:
-            continue
-        entry = json.loads(path.read_text())
-        named = {"key": key, "group": entry["group"], "case": entry["case"]}
-        if only not in f"{entry['group']} {entry['case']}":
-            continue
+    for key, entry in _waiting(folder, only):
+        if time.monotonic() > end - RESERVE_S:
+            break
         with open(folder / "started", "a") as file:
             file.write(f"{key}\n")
         try:
             found = {"sides": measured(store, entry)}
         except Exception as error:
             found = {"error": first_line(error)}
-        append(folder, named | found)
+        append(folder, _named(key, entry) | found)
         print(f"{entry['group']}: {entry['case']}", found.get("error", ""), flush=True)
         for side in found.get("sides", ()):
             print("  ", text_of(side), flush=True)
@@ -155,6 +171,7 @@ def measured(store: Store, entry: dict) -> list[dict]:
     def made(side: dict):
         if "error" in side:
             raise RuntimeError(side["error"])
+        (store.folder / "started").touch()  # patience is with a side
         run = functools.partial(store.call(side, len(leaves)), *leaves)
         return run, run, side["scratch"]
 

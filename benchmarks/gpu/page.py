@@ -13,11 +13,11 @@ NAMES += ("scratch, MB", "differs by")
 
 
 def run(folder: pathlib.Path) -> None:
-    """Write the page of a folder's results; where there are none, it is an error."""
+    """Write the page of a folder's results; without those of `measure`, it is an error."""
     found = results(folder)
-    if not any("sides" in result for result in found):
+    machine = next((result["machine"] for result in found if "machine" in result), None)
+    if machine is None or not any("sides" in result for result in found):
         raise SystemExit(f"{folder} has no results: run `python -m benchmarks.gpu measure` first")
-    machine = next(result["machine"] for result in found if "machine" in result)
     lines = [
         "# Measured on a GPU",
         "",

@@ -24,8 +24,8 @@ from jax.experimental import serialize_executable
 from benchmarks.gpu import sides
 from benchmarks.launches import device
 from eqfuse import ops
+from eqfuse.ops.backends.triton.runtime import common_target
 
-TARGET = "sm_90"
 MOST_BYTES = 1 << 26
 """Of an array that is stored: edges and such."""
 
@@ -59,6 +59,7 @@ class Builder:
 
     def __init__(self, folder: pathlib.Path, target, tiny: bool):
         self._folder, self._is_gpu = folder, not tiny
+        self._target = common_target([target])
         self._sharding = jax.sharding.SingleDeviceSharding(target)
         for name in ("executables", "arrays", "entries"):
             (folder / name).mkdir(parents=True, exist_ok=True)
@@ -103,7 +104,7 @@ class Builder:
         structs = [jax.ShapeDtypeStruct(np.shape(a), a.dtype) for a in leaves]
         if self._is_gpu:
             with contextlib.suppress(RuntimeError):  # what does not compile says so below
-                ops.compile_ahead(function, *structs, target=TARGET)
+                ops.compile_ahead(function, *structs, target=self._target)
         structs = [jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=self._sharding) for s in structs]
         platforms = ("cuda",) if self._is_gpu else ("cpu",)
         lowered = jax.jit(function).trace(*structs).lower(lowering_platforms=platforms)

@@ -69,7 +69,8 @@ class Kept:
 
     def _program(self, arguments, key) -> Callable:
         static, tree, shapes = key
-        ops.measure_on_gpu(functools.partial(self._function, **dict(static)), *arguments)
+        function = functools.partial(self._function, **dict(static))
+        ops.measure_on_gpu(function, *arguments, together=False)
         jitted = jax.jit(
             self._function, static_argnames=tuple(dict(static)), donate_argnums=self._donated
         )

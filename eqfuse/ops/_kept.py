@@ -87,7 +87,6 @@ class Kept:
         """
         path = self.path
         if not path.exists() or remove_untrusted(path):
-            _make(path.parent)
             with alone(path.with_name(f".{path.name}.lock")):
                 if not path.exists():
                     self._put(path, make)
@@ -109,14 +108,29 @@ class Kept:
 
 
 @contextlib.contextmanager
-def alone(lock: pathlib.Path):
-    """Return a context of one process at a time, where the system has locks."""
-    with open(lock, "a", encoding="utf-8") as file:
+def alone(lock: pathlib.Path, waiting: str = ""):
+    """Return a context of one process at a time, where the system and the disk have locks.
+
+    A process that waits for another one prints `waiting`, once.
+    """
+    with contextlib.ExitStack() as opened:
         with contextlib.suppress(ImportError, OSError):
             import fcntl  # which Windows does not have
 
-            fcntl.flock(file, fcntl.LOCK_EX)
+            _make(lock.parent)  # the user may have removed it
+            file = opened.enter_context(open(lock, "a", encoding="utf-8"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                _print_once(waiting)
+                fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+@functools.cache
+def _print_once(text: str) -> None:
+    if text:
+        print(text, file=sys.stderr, flush=True)
 
 
 def _default_folder() -> pathlib.Path:

@@ -3,6 +3,8 @@
 import json
 import lzma
 import math
+import time
+import types
 
 import jax
 import numpy as np
@@ -92,6 +94,81 @@ def test_a_case_that_kills_or_hangs_its_process_costs_itself_alone(folder, monke
     found = measured(folder)
     assert "error" in found["first"]
     assert by_name(found["second"])["judge"]["ms"]
+
+
+DIES = """
+import os, sys
+from benchmarks.gpu import measure
+right = measure.measured
+measure.measured = lambda store, e: os._exit(3) if e["case"] == "second" else right(store, e)
+measure.child(*sys.argv[1:])
+"""
+
+
+def test_a_case_whose_process_dies_is_a_row_of_its_group(folder, monkeypatch):
+    monkeypatch.setattr(measure, "CHILD", DIES)
+    monkeypatch.setattr(page, "PAGE", folder / "gpu.md")
+    assert list(measured(folder)) == ["first", "second", "third"]
+    page.run(folder)
+    text = (folder / "gpu.md").read_text()
+    assert text.count("## Ops") == 1
+    assert "| second |  | the process died (3) |" in text
+
+
+def test_results_of_live_may_come_first(folder, monkeypatch):
+    monkeypatch.setattr(page, "PAGE", folder / "gpu.md")
+    measure.append(folder, {"key": "live", "group": "live", "case": "forces", "sides": []})
+    with pytest.raises(SystemExit, match="has no results: run `python"):
+        page.run(folder)
+    measured(folder, only="first")
+    page.run(folder)
+    assert "; cpu, driver" in (folder / "gpu.md").read_text()
+
+
+def test_a_case_that_the_minutes_cut_off_is_measured_by_the_next_call(folder, monkeypatch, capsys):
+    def watched(child, folder, end):
+        (folder / "started").write_text(json.loads((folder / "order.json").read_text())[0] + "\n")
+        time.sleep(max(0.0, end - time.monotonic()) + 0.01)
+        return "stopped"
+
+    with monkeypatch.context() as patch:
+        patch.setattr(measure, "RESERVE_S", 0)
+        patch.setattr(measure, "_watched", watched)
+        patch.setattr(measure.subprocess, "Popen", lambda *args, **options: None)
+        assert measured(folder, minutes=1e-3) == {}
+    assert "3 cases are left" in capsys.readouterr().out
+    assert by_name(measured(folder)["first"])["same"]["ms"]
+    assert "are left" not in capsys.readouterr().out
+
+
+def test_patience_is_with_each_side(folder, monkeypatch):
+    entries = [json.loads(p.read_text()) for p in (folder / "entries").iterdir()]
+    (started := folder / "started").write_text("")
+    times, store = [], measure.Store(folder)
+
+    def call(side, count):
+        times.append(started.stat().st_mtime_ns)
+        time.sleep(0.05)
+        return lambda *leaves: leaves
+
+    monkeypatch.setattr(store, "call", call)
+    measure.measured(store, next(e for e in entries if e["case"] == "first"))
+    assert len(times) == len(set(times)) == 2
+
+
+def test_kernels_are_compiled_ahead_for_the_device_that_is_there(tmp_path, monkeypatch):
+    a100 = types.SimpleNamespace(platform="gpu", compute_capability="8.0", device_kind="A100")
+    targets = []
+
+    def compile_ahead(*args, target):
+        targets.append(target)
+        raise InterruptedError
+
+    monkeypatch.setattr(prebuild.ops, "compile_ahead", compile_ahead)
+    monkeypatch.setattr(jax.sharding, "SingleDeviceSharding", lambda device: None)
+    builder = prebuild.Builder(tmp_path, a100, tiny=False)
+    assert "InterruptedError" in builder.entry(CASES[0])["sides"][0]["error"]
+    assert set(targets) == {"sm_80"}
 
 
 def test_a_process_that_hangs_is_ended(folder, monkeypatch):

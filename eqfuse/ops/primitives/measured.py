@@ -8,10 +8,12 @@ another device, or of another version, is never read.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import functools
 import hashlib
+import importlib.metadata
 import json
 import math
 import pathlib
@@ -133,6 +135,7 @@ def device_key(backend: str) -> dict:
         return key | {"device": _host.description(), "processors": _host.num_processors()}
     device = jax.devices()[0]
     capability = str(getattr(device, "compute_capability", ""))
+    key["triton"] = importlib.metadata.version("triton")
     return key | {"device": [device.device_kind, capability]}
 
 
@@ -179,11 +182,18 @@ def replace(problem: Problem, result: Result | None) -> None:
         results(problem.backend)[problem.name] = result
 
 
+@contextlib.contextmanager
 def alone(backend: str):
-    """Return a context in which no other process measures on this device, and read its file."""
-    _results.pop(backend, None)
+    """Return a context in which no other process measures on this device, and read its file.
+
+    What this process knows, such as by `replace`, stays above what the file has of an order.
+    """
     path = _file(backend).path
-    return _kept.alone(path.with_name(f".{path.name}.lock"))
+    waiting = "eqfuse: waiting for another process, which times kernels on this machine"
+    with _kept.alone(path.with_name(f".{path.name}.lock"), waiting):
+        known, found = _results.pop(backend, {}), results(backend)
+        found |= {n: r for n, r in known.items() if n not in found or r.order >= found[n].order}
+        yield
 
 
 def _file(backend: str) -> _kept.Kept:

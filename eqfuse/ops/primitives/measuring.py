@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
@@ -74,17 +75,22 @@ def measure(function: Callable, *args, timer: Callable | None = None) -> list[Me
     """
     if not measured.is_on():
         raise ValueError(f"{measured.VARIABLE} is 0: nothing is measured")
-    timer = timer or in_turns
-    found = _measured(lowering.ops_of(function, *args), timer)
-    return found + _measured(lowering.plans_of(function, *args), timer)  # of what was chosen
+    return _in_parts(function, args, timer or in_turns, list)
 
 
-def measure_on_gpu(function: Callable, *args) -> list[Measurement]:
-    """Measure as `measure` does where JAX's device is a GPU, and say so in one line.
+def _in_parts(function: Callable, args, timer: Callable, agreed: Callable) -> list[Measurement]:
+    """Measure the fused ops, agree on the results, and measure the plans of what was chosen."""
+    found = agreed(_measured(lowering.ops_of(function, *args), timer))
+    return found + agreed(_measured(lowering.plans_of(function, *args), timer))
+
+
+def measure_on_gpu(function: Callable, *args, together: bool = True) -> list[Measurement]:
+    """Measure as `measure` does where JAX's device is a GPU, and say so before and after.
 
     eqfuse's own programs call it before they compile. Elsewhere, or with `EQFUSE_MEASURE=0`, it
     returns an empty list. Processes of one program (`jax.distributed`) take the results of the
-    first, since they must run the same kernels.
+    first, since they must run the same kernels: all call it with the same function. With
+    `together=False`, each measures a function of its own.
 
     Example:
       >>> ops.measure_on_gpu(lambda x: x, 1.0)  # nothing in it has kernels to choose from
@@ -93,7 +99,10 @@ def measure_on_gpu(function: Callable, *args) -> list[Measurement]:
     if not (has_gpu() and measured.is_on()):
         return []
     start = time.perf_counter()
-    found = _agreed(measure(function, *args))
+    if together and jax.process_count() > 1:
+        found = _in_parts(function, args, in_turns, _agreed)
+    else:
+        found = measure(function, *args)
     if count := sum(m.is_new for m in found):
         seconds = time.perf_counter() - start
         print(
@@ -106,7 +115,7 @@ def measure_on_gpu(function: Callable, *args) -> list[Measurement]:
 
 def _agreed(found: list[Measurement]) -> list[Measurement]:
     """Return the first process's results, which replace those of this one."""
-    if jax.process_count() == 1:
+    if not found:  # in no process
         return found
     text = np.frombuffer(json.dumps([m.result for m in found]).encode(), np.uint8)
     size = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
@@ -119,6 +128,9 @@ def _agreed(found: list[Measurement]) -> list[Measurement]:
 
 def _measured(problems: dict[Problem, int], timer: Callable) -> list[Measurement]:
     found = []
+    if has_gpu() and (new := _not_known(problems)):
+        with measured.alone("triton"):  # another process may have compiled or timed them, meanwhile
+            _compile_all(_not_known(new))
     for problem, order in problems.items():
         if not (is_known := _is_known(problem, order)):
             with measured.alone(problem.backend):
@@ -138,6 +150,11 @@ def _measured(problems: dict[Problem, int], timer: Callable) -> list[Measurement
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0][:200] or type(error).__name__
+
+
+def _not_known(problems: dict[Problem, int]) -> dict[Problem, int]:
+    """Return the problems with kernels to compile that are not measured yet."""
+    return {p: n for p, n in problems.items() if p.backend == "triton" and not _is_known(p, n)}
 
 
 def _is_known(problem: Problem, order: int) -> bool:
@@ -160,6 +177,7 @@ def _winner(problem: Problem, order: int, timer: Callable) -> Result:
             results = jax.block_until_ready(run(operands))
             if expected is None:
                 expected, moved = results, _difference(results, run(nudged))
+                nudged = None
                 most = 8 * math.sqrt(_longest_sum(problem)) * max(moved, _eps(problem))
             elif (apart := _difference(expected, results)) > most:
                 raise ArithmeticError(f"results differ by {apart:.1e}, and by rounding {most:.1e}")
@@ -168,11 +186,34 @@ def _winner(problem: Problem, order: int, timer: Callable) -> Result:
             if expected is None:
                 raise
             left_out[name] = _first_line(error)
+        results = None
+    expected = None  # whose memory the next candidate, or what is timed, may need
     seconds = timer(ready)
     rule, best = next(iter(ready)), min(seconds, key=seconds.get)
     if seconds[best] >= (1 - MARGIN) * seconds[rule]:
         best = rule
     return Result(best, order, {n: round(1e3 * s, 6) for n, s in seconds.items()}, left_out)
+
+
+def _compile_all(problems: dict[Problem, int]):
+    """Compile the kernels of all candidates in parallel; what fails does so again in its turn."""
+    if count := len(problems):
+        ops = f"{count} op{'s' if count > 1 else ''}"
+        print(f"eqfuse: compiling kernels of {ops}, to time them", file=sys.stderr, flush=True)
+    for is_rule in (True, False):
+        runs, sets = [], []
+        with contextlib.suppress(Exception):
+            for problem, order in problems.items():
+                [operands, *_], _ = jax.eval_shape(functools.partial(_operands, problem, order))
+                candidates = [run for _, run in _candidates(problem, order)]
+                candidates = candidates[:1] if is_rule else candidates[1:]
+                runs += candidates
+                sets += [[operands]] * len(candidates)
+            _compile(functools.partial(_run_all, runs), sets, is_rule)
+
+
+def _run_all(runs: list[Callable], sets: list) -> list:
+    return [run(operands) for run, operands in zip(runs, sets, strict=True)]
 
 
 def _compile(run: Callable, operands, is_rule: bool):

@@ -3,6 +3,8 @@
 import concurrent.futures
 import json
 import os
+import shutil
+import time
 import types
 
 import ase.io
@@ -14,7 +16,8 @@ import pytest
 
 import eqfuse
 from benchmarks.gpu import steps
-from eqfuse import models, ops
+from eqfuse import inference, models, ops
+from eqfuse.ops import _kept
 from eqfuse.ops.info import info
 from eqfuse.ops.primitives import choice, forms, layer, lowering, measured, measuring
 from tests import interpreter  # noqa: F401  (runs backend "triton" on this CPU)
@@ -173,6 +176,24 @@ def test_where_the_rule_fails_by_itself_the_work_goes_on(monkeypatch):
     assert made.text() == "fused: 256 rows or more"
 
 
+def test_nothing_but_operands_is_in_memory_while_candidates_are_timed():
+    """What a GPU has left decides which problems can be timed."""
+    made, seen = Layer(), []
+    before = jax.live_arrays()
+
+    def bytes_of(arrays) -> int:
+        return sum(array.nbytes for array in {id(array): array for array in arrays}.values())
+
+    def timer(calls):
+        operands = jax.tree.leaves([call.args for call in calls.values()])
+        seen.extend((bytes_of(operands), bytes_of([*jax.live_arrays(), *before])))
+        return dict.fromkeys(calls, 1.0)
+
+    measure(timer, made)
+    operands, live = seen
+    assert 0 < live - bytes_of(before) < 1.1 * operands
+
+
 def test_candidates_agree_within_what_rounding_allows():
     """None is left out, in the orders of derivative that networks take."""
     made = Layer()
@@ -207,6 +228,12 @@ def test_what_another_device_or_another_source_measured_is_not_read(monkeypatch)
         other = key | {changed: "another"}
         monkeypatch.setattr(measured, "device_key", lambda _, other=other: other)
         assert Layer().text() == "fused: 256 rows or more"
+
+
+def test_what_was_measured_is_of_one_version_of_triton():
+    """Whose kernels another one compiles to other machine code."""
+    triton = pytest.importorskip("triton")
+    assert measured.device_key("triton")["triton"] == triton.__version__
 
 
 def test_nothing_is_measured_under_vmap_and_in_shard_map():
@@ -259,6 +286,23 @@ def test_two_processes_at_once_agree(tmp_path):
         results = list(pool.map(run, range(2)))
     assert sorted(is_new for is_new, _ in results) == ["False", "True"]
     assert results[0][1] == results[1][1]
+
+
+def test_who_waits_for_another_process_says_so_once(capfd):
+    pytest.importorskip("fcntl")
+    _kept._print_once.cache_clear()
+    text, end = "", time.monotonic() + 60
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        with measured.alone("llvm"):
+            others = [pool.submit(measure, clock(NATIVE=2.0, APART=1.0)) for _ in range(2)]
+            while "waiting" not in text and time.monotonic() < end:
+                time.sleep(0.1)
+                text += capfd.readouterr().err
+            assert not any(other.done() for other in others)
+        results = [other.result()[0].result.chosen for other in others]
+    assert results == ["APART"] * 2
+    text += capfd.readouterr().err
+    assert text.count("eqfuse: waiting for another process, which times kernels") == 1
 
 
 def test_the_clock_takes_medians_in_turns():
@@ -346,6 +390,101 @@ def test_processes_take_the_results_of_the_first(as_on_a_gpu, monkeypatch):
     [found] = ops.measure_on_gpu(made, *made.args)
     assert found.result == other
     assert made.text() == "fused: measured, NATIVE takes 1 ms, APART 3"
+
+
+def test_processes_that_differ_measure_the_plans_of_what_the_first_chose(
+    as_on_a_gpu, monkeypatch, tmp_path
+):
+    """The first takes the last candidates, the other the first ones; each has its own disk."""
+    pytest.importorskip("triton")
+    edges = ops.Edges.from_arrays(np.arange(32) % 4, np.arange(32) // 8, 4)
+    x, y = (e3nn.normal("2x0e+2x1o", jax.random.key(n), (n,)) for n in (4, 32))
+    module = ops.TensorProductLinearGate("2x0e+2x1o", backend="triton")
+    params = jax.eval_shape(lambda: module.init(jax.random.key(2), x, y, edges=edges))
+    sent = []
+
+    def function(params):
+        return module.apply(params, x, y, edges=edges).array
+
+    def results_of(process: int, broadcast):
+        def winner(problem, order, timer):
+            names = [name for name, _ in measuring._candidates(problem, order)]
+            return measured.Result(names[process - 1], order, dict.fromkeys(names, 1.0), {})
+
+        monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path / f"of-process-{process}"))
+        monkeypatch.setattr(measuring, "_winner", winner)
+        monkeypatch.setattr(measuring.multihost_utils, "broadcast_one_to_all", broadcast)
+        measured._results.clear()
+        found = ops.measure_on_gpu(function, params)
+        with measured.alone("triton"):  # as when another function is measured
+            assert [measured.lookup(m.problem) for m in found] == [m.result for m in found]
+        return [(m.problem, m.result) for m in found]
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    first = results_of(0, lambda value: (sent.append(value), value)[1])
+    numbers = iter(sent)
+    assert results_of(1, lambda value: next(numbers)) == first
+    assert first[0][1].chosen == "APART"
+    assert len(first) > 1
+
+
+def test_kernels_of_all_candidates_are_compiled_beside_each_other(as_on_a_gpu, monkeypatch, capfd):
+    """Before the first is timed, so that nothing is left to compile when its turn comes."""
+    pytest.importorskip("triton")
+    edges = ops.Edges.from_arrays(np.arange(32) % 4, np.arange(32) // 8, 4)
+    x, y = (e3nn.normal("2x0e+2x1o", jax.random.key(n), (n,)) for n in (4, 32))
+    module = ops.TensorProductLinearGate("2x0e+2x1o", backend="triton")
+    params = module.init(jax.random.key(2), x, y, edges=edges)
+    calls, compiled, timed = [], set(), []
+
+    def specs(function, *args):
+        return set(lowering._specs(lowering._used(function, args)))
+
+    def compile_ahead(function, *args):
+        calls.append(1)
+        compiled.update(specs(function, *args))
+        return []
+
+    def winner(problem, order, timer):
+        sets, _ = measuring._operands(problem, order)
+        for name, run in measuring._candidates(problem, order):
+            timed.append(name)
+            assert specs(run, sets) <= compiled
+        return measured.Result(name, order, {name: 1.0}, {})
+
+    monkeypatch.setattr(measuring.lowering, "compile_ahead", compile_ahead)
+    monkeypatch.setattr(measuring, "_winner", winner)
+    ops.measure(lambda x: module.apply(params, x, y, edges=edges).array, x, timer=clock())
+    assert {"VALUE", "APART", "1", "8", "0"} <= set(timed)
+    assert len(calls) == 4  # of ops and of plans, those of the rule and the others
+    assert "eqfuse: compiling kernels of 1 op, to time them" in capfd.readouterr().err
+
+
+def test_a_calculator_of_one_of_several_processes_waits_for_no_other(as_on_a_gpu, monkeypatch):
+    def broadcast(value):
+        raise AssertionError("no other process is here")
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(measuring.multihost_utils, "broadcast_one_to_all", broadcast)
+    made = Layer()
+    program = inference.Kept(lambda *args: made(*args), None)
+    assert program(*made.args).shape[0] == ROWS
+    assert "measured" in made.text()
+
+
+@pytest.mark.parametrize("fault", ["removed", "no lock"])
+def test_a_folder_that_is_removed_or_has_no_lock_stops_nothing(fault, folder):
+    timer = clock(NATIVE=2.0, APART=1.0)
+    measure(timer)
+    if fault == "removed":
+        shutil.rmtree(folder.parent)
+    else:
+        [lock] = folder.glob(".*.lock")
+        lock.unlink()
+        lock.mkdir()
+    [found] = measure(timer, Layer(600))
+    assert found.result.chosen == "APART"
+    assert len([*folder.glob("*.json")]) == 1
 
 
 def test_info_says_what_was_measured():

@@ -10,8 +10,10 @@ import importlib.metadata
 import json
 import linecache
 import math
+import os
 import pathlib
 import re
+import shutil
 import subprocess
 import tempfile
 import threading
@@ -24,6 +26,9 @@ import eqfuse
 from eqfuse.ops import _host
 from eqfuse.ops._kept import Kept
 from eqfuse.ops.backends.triton.spec import KernelSpec
+
+PTXAS = "TRITON_PTXAS_PATH"
+"""Triton's environment variable of where an assembler is, if it has none of its own."""
 
 # triton's default, PTX 9.4, is refused by the assemblers and drivers of CUDA 12; these are the
 # oldest that know the target, or 8.7 where that does
@@ -64,13 +69,20 @@ def of_triton(architecture: str) -> pathlib.Path:
     """Return triton's ptxas for "sm_90a" or its like.
 
     That of CUDA 12 comes first, whose machine code older drivers load too; the newer one is for
-    targets that it does not know.
+    targets that it does not know. Triton of conda has neither, and takes that of CUDA.
     """
     import triton
 
     folder = pathlib.Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     first, newer = folder / "ptxas", folder / "ptxas-blackwell"
-    return newer if newer.exists() and not _knows(first, architecture) else first
+    if newer.exists() and not (first.exists() and _knows(first, architecture)):
+        return newer
+    found = first if first.exists() else os.environ.get(PTXAS) or shutil.which("ptxas")
+    if found is None:
+        raise RuntimeError(
+            f"this triton has no ptxas, and PATH neither; set {PTXAS} to that of CUDA 12.8 or later"
+        )
+    return pathlib.Path(found)
 
 
 @functools.cache
@@ -345,17 +357,23 @@ def _kept(spec: KernelSpec, target: str) -> Kept:
 
 
 def compile_many(specs, target: str, threads: int | None = None) -> list[CompiledKernel]:
-    """Return the compiled kernels, several at a time: LLVM and ptxas run beside each other."""
+    """Return the compiled kernels, several at a time: LLVM and ptxas run beside each other.
+
+    One that does not compile is an error when all others are in the cache.
+    """
     specs = list(specs)
 
-    def compiled(spec: KernelSpec) -> CompiledKernel:
+    def compiled(spec: KernelSpec) -> CompiledKernel | Exception:
         try:
             return compile_kernel(spec, target)
         except Exception as error:
-            message = f"kernel {spec.name} did not compile for {target}:\n{error}"
-            raise RuntimeError(message) from error
+            return error
 
     longest_first = sorted(dict.fromkeys(specs), key=lambda spec: -len(spec.source))
     with concurrent.futures.ThreadPoolExecutor(threads or _host.num_processors()) as pool:
         kernels = dict(zip(longest_first, pool.map(compiled, longest_first), strict=True))
+    for spec, error in kernels.items():
+        if isinstance(error, Exception):
+            message = f"kernel {spec.name} did not compile for {target}:\n{error}"
+            raise RuntimeError(message) from error
     return [kernels[spec] for spec in specs]

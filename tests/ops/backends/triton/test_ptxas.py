@@ -86,6 +86,21 @@ def test_a_lowering_refuses_different_gpus():
         runtime.target_of(context)
 
 
+def test_a_triton_without_an_assembler_takes_that_of_cuda(tmp_path, monkeypatch):
+    import triton
+
+    own = compile.of_triton("sm_80")
+    monkeypatch.setattr(triton, "__file__", str(tmp_path / "triton" / "__init__.py"))
+    monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
+    monkeypatch.setenv("PATH", str(own.parent))
+    assert compile_kernel(spec(), "sm_80").binary.startswith(b"\x7fELF")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match="no ptxas, and PATH neither; set TRITON_PTXAS_PATH"):
+        compile.of_triton("sm_80")
+    monkeypatch.setenv("TRITON_PTXAS_PATH", str(own))
+    assert compile.of_triton("sm_80") == own
+
+
 def test_an_unknown_target_is_left_to_triton():
     assert compile.ptx_version("sm_130") is None
     assert "ptx_version" not in compile.compile_options(spec(), "sm_130")

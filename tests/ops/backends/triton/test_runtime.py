@@ -88,6 +88,14 @@ def test_compile_many_reports_what_the_compiler_says():
         compile_many([broken, spec()], "sm_90", threads=2)
 
 
+def test_a_kernel_that_does_not_compile_stops_no_other():
+    others = [spec(dtype) for dtype in (np.float32, np.float64, ml_dtypes.bfloat16)]
+    broken = spec(source=SOURCE.replace("edge += 1", "edge += unknown_name"))
+    with pytest.raises(RuntimeError, match=f"{broken.name} did not compile"):
+        compile_many([*others, broken], "sm_90", threads=1)
+    assert [compile.find(other, "sm_90").entry for other in others] == [s.name for s in others]
+
+
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
 def test_leaving_out_coalesce_changes_nothing(monkeypatch, target):
     used = []

@@ -10,7 +10,7 @@ from ase.constraints import FixAtoms
 
 from eqfuse import md
 from eqfuse.data import DataError
-from eqfuse.data.readers.ase_files import HELD, keep, unread_names
+from eqfuse.data.readers.ase_files import HELD, as_atoms, keep, of_atoms, unread_names
 from eqfuse.distill.sampling import not_sampled
 from eqfuse.md.settings import Settings
 from eqfuse.md.structures import structures_of
@@ -70,6 +70,17 @@ def test_texts_of_a_trajectory_are_words(start, tmp_path):
     read = ase.io.read(tmp_path / "made.xyz")
     assert read.arrays["residuenames"].tolist() == ["A", "_", "b_c", "B"]
     assert read.arrays["w"].tolist() == [0, 1, 2, 3]
+
+
+def test_all_that_has_one_name_is_kept(start):
+    """An entry and a column of one name, and what was renamed before."""
+    start.info |= {"step": 7, "input_step": 5, "tag": 3}
+    start.arrays["tag"] = np.arange(4)
+    made = as_atoms(of_atoms(start))
+    made.info["step"] = 0
+    assert keep(made, start) == {"step": "input_input_step"}
+    assert made.info == {"step": 0, "input_input_step": 7, "input_step": 5, "tag": 3}
+    assert made.arrays["tag"].tolist() == [0, 1, 2, 3]
 
 
 def test_replicas_differ_by_their_equilibration(start):

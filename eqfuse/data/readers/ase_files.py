@@ -231,16 +231,21 @@ def keep(made: ase.Atoms, given: ase.Atoms, without: Collection[str] = ()) -> di
       the new names of what has another one now, by its own.
     """
     per_frame, _ = properties_of(given)
-    of_atoms = {*given.arrays, *(per_atom_properties if given.calc is not None else ())}
+    of_results = per_atom_properties if given.calc is not None else ()
+    parts = [(name in of_results, name, value) for name, value in per_frame.items()]
+    parts += [(True, *item) for item in given.arrays.items()]
+    own = {name for _, name, _ in parts}
     taken, renamed = {*made.info, *made.arrays, *_RESULTS}, {}
-    for name, value in {**per_frame, **given.arrays}.items():
+    for is_of_atoms, name, value in parts:
         if name in ("numbers", "positions", *without) or value is None:
             continue
         new = name
-        while new in taken:
+        while new in taken or (new != name and new in own):
             new = f"input_{new}"
-        renamed |= {name: new} if new != name else {}
-        if name in of_atoms:
+        if new != name:
+            taken.add(new)
+            renamed[name] = new
+        if is_of_atoms:
             made.arrays[new] = _words(value)
         else:
             made.info[new] = _writable(value)

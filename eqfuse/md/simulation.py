@@ -1,6 +1,7 @@
 """A simulation: the device takes the steps, and the host writes."""
 
 import dataclasses
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,7 +116,8 @@ def resume(folder, steps: int | None = None):
       ConfigError: fewer steps than were done.
       CheckpointError: no readable checkpoint, or another network where that of the simulation was.
     """
-    arrays, metadata = read_checkpoint(Path(folder))
+    folder = Path(os.path.expanduser(folder))
+    arrays, metadata = read_checkpoint(folder)
     settings = Settings(**metadata["settings"])
     settings = dataclasses.replace(settings, run=str(folder), steps=steps or settings.steps)
     if settings.steps < metadata["step"]:

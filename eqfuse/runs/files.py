@@ -398,7 +398,7 @@ def require_free(run: str | Path | None):
     """Refuse the folder of a new run that exists, unless it holds no network; see `RunFolder`."""
     if run is None:
         return
-    path = Path(run)
+    path = Path(os.path.expanduser(run))
     try:
         path.lstat()
         if path.is_dir() and _is_free(path):
@@ -426,7 +426,7 @@ def made(run: str | Path | None, name: str) -> Path:
     stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     for count in itertools.count(1):  # other runs of this second have lower numbers
         ending = "" if count == 1 else f"_{count}"
-        path = Path(run or f"runs/{stamp}_{name}{ending}")
+        path = Path(os.path.expanduser(run or f"runs/{stamp}_{name}{ending}"))
         try:
             path.mkdir(parents=True, exist_ok=run is not None)
             return path

@@ -328,6 +328,15 @@ def test_files_that_are_or_are_not_there_are_refused(run, crystal, tmp_path, com
         md.run(run, crystal, run=str(tmp_path / "full"), steps=1)
 
 
+def test_a_simulation_may_be_in_the_home(run, crystal, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    md.run(run, crystal, run="~/here", steps=1)
+    assert md.resume("~/here", steps=2).info["step"] == 2
+    assert (tmp_path / "here").is_dir()
+    assert not (tmp_path / "~").exists()
+
+
 def test_md_prints_its_folder_and_speed(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(simulation, "_SECONDS_BETWEEN_LINES", 0)
     given = {"ensemble": "npt", "steps": 30, "save_every": 10, "run": str(tmp_path / "npt")}

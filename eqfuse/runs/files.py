@@ -439,17 +439,19 @@ def _cannot_be_made(path: Path, error: OSError) -> ConfigError:
     return ConfigError(f"run={path} cannot be made: {error.strerror}")
 
 
-def locked(folder: Path):
+def locked(folder: Path, does: str = "trains"):
     """Return an open file by which a folder is this process's alone until it is closed."""
-    import fcntl  # see `require_locks`
-
     try:
         file = open(folder / ".lock", "a", encoding="utf-8")  # noqa: SIM115 - while the run lasts
     except OSError as error:
         raise ConfigError(f"the run in {folder} cannot be written to: {error.strerror}") from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.close()
-        raise ConfigError(f"another process trains in {folder}; wait until it has ended") from error
+    with contextlib.suppress(ImportError, OSError):  # of Windows, and of disks without locks
+        import fcntl
+
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.close()
+            text = f"another process {does} in {folder}; wait until it has ended"
+            raise ConfigError(text) from error
     return file

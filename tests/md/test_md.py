@@ -20,6 +20,7 @@ from eqfuse.md.simulation import read_checkpoint
 from eqfuse.md.steps import Room, Stepper
 from eqfuse.md.structures import Member
 from eqfuse.runs.errors import CheckpointError, ConfigError, Interrupted, TrainingFailed
+from eqfuse.runs.files import locked
 from tests.md.conftest import BAD, table
 from tests.small_runs import copper_cell
 
@@ -328,11 +329,13 @@ def test_files_that_are_or_are_not_there_are_refused(run, crystal, tmp_path, com
         md.run(run, crystal, run=str(tmp_path / "full"), steps=1)
 
 
-def test_a_simulation_may_be_in_the_home(run, crystal, tmp_path, monkeypatch):
+def test_a_simulation_may_be_in_the_home_of_one_process(run, crystal, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     md.run(run, crystal, run="~/here", steps=1)
     assert md.resume("~/here", steps=2).info["step"] == 2
+    with locked(tmp_path / "here"), pytest.raises(ConfigError, match="another process simulates"):
+        md.resume("~/here", steps=3)
     assert (tmp_path / "here").is_dir()
     assert not (tmp_path / "~").exists()
 

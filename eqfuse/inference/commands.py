@@ -304,6 +304,9 @@ def write_atoms(path: str | os.PathLike, frames: Sequence[ase.Atoms], format: st
     with whole(path, path.with_name(f".{path.stem}.partial{path.suffix}")) as part:
         ase.io.write(part, frames, format=format)
     if format == "extxyz":
+        held = {type(one).__name__ for atoms in frames for one in atoms.constraints}
+        if lost := ", ".join(sorted(held - {"FixAtoms", "FixCartesian"})):
+            warn(f"{path}: extended XYZ drops the constraints {lost}; files named .traj hold them")
         return
     kinds = {(*atoms.info, None, *atoms.arrays): atoms for atoms in frames}
     if lost := set[str]().union(*(_lost(atoms, path, format) for atoms in kinds.values())):

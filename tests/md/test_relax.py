@@ -130,6 +130,18 @@ def test_the_command_writes_what_is_relaxed(run, frames, tmp_path, command, caps
     assert len(ase.io.read(target, ":")) == 2
 
 
+def test_constraints_that_extended_xyz_drops_are_named(run, frames, tmp_path, command):
+    frames[0].set_constraint([FixAtoms([0]), FixedLine([1], [0, 0, 1])])
+    source = tmp_path / "frames.traj"
+    ase.io.write(source, frames[0])
+    for name in ("relax", "predict"):
+        given = ("fmax=9",) if name == "relax" else ()
+        error = command(name, run, source, tmp_path / f"{name}.xyz", *given).err
+        assert f"{name}.xyz: extended XYZ drops the constraints FixedLine; files" in error
+        assert not command(name, run, source, tmp_path / f"{name}.traj", *given).err
+        assert len(ase.io.read(tmp_path / f"{name}.traj").constraints) == 2
+
+
 def test_relax_refuses_what_it_cannot_relax(run, frames, tmp_path, command):
     slab = (lambda a: a.set_pbc((True, True, False))), "needs three periodic directions"
     for change, message in (*BAD, slab):

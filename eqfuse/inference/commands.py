@@ -90,9 +90,14 @@ def run_predict(options: Predict):
         worst = max(range(len(frames)), key=lambda k: predicted[k].spread.forces.max())
         spread = predicted[worst].spread.forces
         print(
-            f"largest spread of a force: {1e3 * spread.max():.0f} meV/Å, frame {worst}, atom "
-            f"{spread.argmax()}"
+            f"largest spread of a force: {1e3 * spread.max():.0f} meV/Å, frame "
+            f"{_frame_of(structures[worst])}, atom {spread.argmax()}"
         )
+
+
+def _frame_of(structure: Structure) -> int:
+    """Return the number of a structure in the file that it was read from."""
+    return int(structure.origin.rpartition(" ")[2])
 
 
 @dataclasses.dataclass
@@ -132,7 +137,7 @@ def run_select(options: Select):
     chosen = [read[k] for k in numbers]
     frames = with_results(chosen, [predicted[k] for k in numbers], keys, frame=0)
     for atoms, k in zip(frames, numbers, strict=True):
-        atoms.info["frame"] = k
+        atoms.info["frame"] = _frame_of(structures[k])
     write_atoms(out, frames, format)
     print(
         f"{len(frames)} of {counted(len(structures), 'frame')}, with spreads of the forces from "

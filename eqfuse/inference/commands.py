@@ -205,6 +205,7 @@ def with_results(
     for (structure, given), one in zip(read, predicted, strict=True):
         atoms, labels = _with_prediction(structure, one), []
         atoms.info |= more
+        atoms.cell = given.cell  # also where nothing is periodic
         for name in LABELS:
             if (label := getattr(structure, name)) is not None:
                 (atoms.arrays if name == "forces" else atoms.info)[f"reference_{name}"] = label

@@ -207,6 +207,20 @@ def test_what_moves_keeps_no_labels(run, given, tmp_path, capsys, command):
     assert last.info["step"] == 4
 
 
+def test_molecules_keep_their_cell(run, tmp_path, command):
+    """It is not read, and belongs to the user."""
+    source, out = tmp_path / "in.xyz", tmp_path / "out.xyz"
+    given = ase.Atoms("Cu2", [[0, 0, 0], [0, 0, 2.3]], cell=[8.0, 9.0, 10.0])
+    ase.io.write(source, given)
+    command("predict", run, source, out)
+    command("md", run, source, "steps=1", f"run={tmp_path / 'md'}")
+    command("md", f"resume={tmp_path / 'md'}", "steps=2")
+    for file in (out, tmp_path / "md" / "trajectory.xyz"):
+        for atoms in ase.io.read(file, ":"):
+            np.testing.assert_array_equal(atoms.cell.array, given.cell.array)
+            assert not atoms.pbc.any()
+
+
 @pytest.mark.parametrize("suffix", [".cif", ".vasp", ".pdb", ".gen", ".cfg", ".xsf"])
 @pytest.mark.parametrize("name", ["predict", "relax"])
 def test_formats_without_results_are_refused(name, suffix, run, given, tmp_path, command):

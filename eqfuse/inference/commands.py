@@ -20,7 +20,7 @@ from ase.stress import full_3x3_to_voigt_6_stress
 from eqfuse import data, models, ops
 from eqfuse.data import Structure
 from eqfuse.data.readers import indexed, read_with_atoms, stem
-from eqfuse.data.readers.ase_files import as_atoms, keep
+from eqfuse.data.readers.ase_files import as_atoms, keep, writable
 from eqfuse.data.structures import LABELS, counted
 from eqfuse.inference.network import Network, load_networks
 from eqfuse.inference.predict import Predicted, predict
@@ -307,6 +307,8 @@ def _lost(atoms: ase.Atoms, path: Path, format: str) -> set[str]:
 def write_atoms(path: str | os.PathLike, frames: Sequence[ase.Atoms], format: str) -> None:
     """Write frames to a file, which is complete or not there; warn of what the format drops."""
     path = Path(path)
+    if format == "extxyz":
+        frames = [*map(writable, frames)]
     with whole(path, path.with_name(f".{path.stem}.partial{path.suffix}")) as part:
         ase.io.write(part, frames, format=format)
     if format == "extxyz":

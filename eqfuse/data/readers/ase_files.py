@@ -253,11 +253,20 @@ def keep(made: ase.Atoms, given: ase.Atoms, without: Collection[str] = ()) -> di
     return renamed
 
 
+def writable(atoms: ase.Atoms) -> ase.Atoms:
+    """Return atoms with their calculator, of which extended XYZ has all `info` and columns."""
+    made = atoms.copy()
+    made.calc = atoms.calc
+    made.info = {name: _writable(value) for name, value in atoms.info.items()}
+    made.arrays = {name: _words(column) for name, column in atoms.arrays.items()}
+    return made
+
+
 def _words(column):
-    """Return a column whose texts are one word each: of others extended XYZ could not be read."""
+    """Return a column as extended XYZ can be read: of texts of one word, or of rows of numbers."""
     column = np.asarray(column)
     if column.dtype.kind != "U":
-        return column
+        return column.reshape(len(column), -1) if column.ndim > 2 else column
     return np.array(["_".join(t.split()) or "_" for t in column.flat]).reshape(column.shape)
 
 

@@ -31,6 +31,7 @@ from eqfuse.data import (
     require_apart,
     species_index,
     unread_names,
+    writable,
 )
 from eqfuse.inference import Network
 from eqfuse.md.integrators import State
@@ -252,7 +253,7 @@ class Member:
         """Add a frame to the trajectory: positions, not wrapped, momenta, energy and forces."""
         atoms = self.frame(state)
         text = io.StringIO()
-        ase.io.write(text, atoms, format="extxyz")
+        ase.io.write(text, writable(atoms), format="extxyz")
         data = text.getvalue().encode()
         if self._settings.trajectory == "xyz.gz":  # one member for each frame, of the same bytes
             data = gzip.compress(data, mtime=0)

@@ -168,7 +168,8 @@ def properties_of(atoms) -> tuple[dict, dict]:
     # through `atoms.get_forces()` would apply constraints, so its results are read directly.
     results = _results_of(atoms)
     own = {key: atoms.info[PLAIN + key] for key in NINE_NUMBERS if PLAIN + key in atoms.info}
-    info = {key: value for key, value in atoms.info.items() if not str(key).startswith(PLAIN)}
+    info = {str(key): value for key, value in atoms.info.items()}
+    info = {key: value for key, value in info.items() if not key.startswith(PLAIN)}
     # of a name that both have, all labels are those of the calculator
     return {**info, **results, **own}, {**atoms.arrays, **results}
 
@@ -217,6 +218,8 @@ def unlabelled(atoms: ase.Atoms, origin: str) -> ase.Atoms:
     return atoms
 
 
+_OF_FILES = {"Lattice", "Properties", "pbc"}
+"""Names that extended XYZ has for itself."""
 _RESULTS = {*per_atom_properties, *per_config_properties, "virial", "virials", "hessian"}
 
 
@@ -235,7 +238,7 @@ def keep(made: ase.Atoms, given: ase.Atoms, without: Collection[str] = ()) -> di
     parts = [(name in of_results, name, value) for name, value in per_frame.items()]
     parts += [(True, *item) for item in given.arrays.items()]
     own = {name for _, name, _ in parts}
-    taken, renamed = {*made.info, *made.arrays, *_RESULTS}, {}
+    taken, renamed = {*made.info, *made.arrays, *_RESULTS, *_OF_FILES}, {}
     for is_of_atoms, name, value in parts:
         if name in ("numbers", "positions", *without) or value is None:
             continue
@@ -257,9 +260,26 @@ def writable(atoms: ase.Atoms) -> ase.Atoms:
     """Return atoms with their calculator, of which extended XYZ has all `info` and columns."""
     made = atoms.copy()
     made.calc = atoms.calc
-    made.info = {name: _writable(value) for name, value in atoms.info.items()}
+    made.info = {_name(key): _quoted(_writable(value)) for key, value in atoms.info.items()}
     made.arrays = {name: _words(column) for name, column in atoms.arrays.items()}
     return made
+
+
+def _name(key) -> str:
+    return re.sub(r"[^\S ]|[=\\]", "_", str(key)) or "_"
+
+
+def _quoted(value):
+    """Return a value as ASE has to write it so that it, and what follows it, is read again."""
+    if isinstance(value, np.ndarray) and value.dtype.kind == "U":
+        value = value.tolist()
+    if isinstance(value, str):
+        is_plain = value.isprintable() and "\\" not in value
+        if value and is_plain and not value.startswith(("=", "_JSON")):
+            return value
+    elif not isinstance(value, list | tuple | dict):
+        return value
+    return f"_JSON {json.dumps(value)}".replace("\\", "\\\\")  # ASE escapes quotes alone
 
 
 def _words(column):
@@ -273,7 +293,9 @@ def _words(column):
 def _writable(value):
     """Return a value, or its text if extended XYZ would not have it, as a ragged list."""
     if isinstance(value, np.ndarray | np.generic):
-        return value
+        if value.dtype.kind in "biufU" and value.size:
+            return value
+        value = value.tolist()
     try:
         np.asarray(json.loads(json.dumps(value)))  # as ASE reads it again
     except (TypeError, ValueError):
@@ -337,7 +359,7 @@ def spelled(properties: dict, key: str, fits: Callable = _is_no_word) -> str:
 @functools.lru_cache(1000)
 def plain(key: str) -> str:
     """Return a key in small letters, without - and _ and the s of a plural."""
-    return re.sub("[-_]", "", key.lower()).removesuffix("s")
+    return re.sub("[-_]", "", str(key).lower()).removesuffix("s")
 
 
 def may_be_labels(per_frame: dict, per_atom: dict, count: int) -> dict[str, dict]:

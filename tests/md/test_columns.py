@@ -113,6 +113,32 @@ def test_values_of_any_form_are_read_again(start, tmp_path):
         np.testing.assert_array_equal(read.info[new], expected, err_msg=name)
 
 
+def test_columns_of_any_form_are_read_again(start, tmp_path):
+    columns = {
+        "a b": np.arange(4, dtype=np.uint8),
+        "c:d": np.full((4, 2), 1j),
+        'e"=': np.array([None, 1, "f g", ""], object),
+        "dates": np.array(["2020-01-01"] * 4, "M8[D]"),
+        "none": np.zeros((4, 0)),
+        "ids": np.array([1, 2, 3, 2**60]),
+        "Z": np.zeros(4, int),
+        "pos": np.ones((4, 3)),
+    }
+    start.arrays |= columns
+    made = as_atoms(of_atoms(start))
+    assert keep(made, start).keys() == {"Z", "pos"}
+    ase.io.write(tmp_path / "made.xyz", writable(made))
+    read = ase.io.read(tmp_path / "made.xyz")
+    np.testing.assert_array_equal(read.numbers, start.numbers)
+    names = {"a b": "a_b", "c:d": "c_d", 'e"=': "e__", "Z": "input_Z", "pos": "input_pos"}
+    expected = {names.get(name, name): column for name, column in columns.items() if column.size}
+    assert read.arrays.keys() == {"numbers", "positions", *expected}
+    expected["e__"] = ["None", "1", "f_g", "_"]
+    for name, column in expected.items():
+        text = read.arrays[name].dtype.kind in "UO"
+        np.testing.assert_array_equal(read.arrays[name], np.array(column, str if text else None))
+
+
 def test_all_that_has_one_name_is_kept(start):
     """An entry and a column of one name, and what was renamed before."""
     start.info |= {"step": 7, "input_step": 5, "tag": 3}

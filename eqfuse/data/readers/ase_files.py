@@ -218,7 +218,7 @@ def unlabelled(atoms: ase.Atoms, origin: str) -> ase.Atoms:
     return atoms
 
 
-_OF_FILES = {"Lattice", "Properties", "pbc"}
+_OF_FILES = {"Lattice", "Properties", "pbc", "Z", "pos", "species", "symbols", "move_mask"}
 """Names that extended XYZ has for itself."""
 _RESULTS = {*per_atom_properties, *per_config_properties, "virial", "virials", "hessian"}
 
@@ -261,12 +261,13 @@ def writable(atoms: ase.Atoms) -> ase.Atoms:
     made = atoms.copy()
     made.calc = atoms.calc
     made.info = {_name(key): _quoted(_writable(value)) for key, value in atoms.info.items()}
-    made.arrays = {name: _words(column) for name, column in atoms.arrays.items()}
+    columns = {name: column for name, column in atoms.arrays.items() if np.size(column)}
+    made.arrays = {_name(k, r"[\s:=\"'\\]"): _words(column) for k, column in columns.items()}
     return made
 
 
-def _name(key) -> str:
-    return re.sub(r"[^\S ]|[=\\]", "_", str(key)) or "_"
+def _name(key, wrong: str = r"[^\S ]|[=\\]") -> str:
+    return re.sub(wrong, "_", str(key)) or "_"
 
 
 def _quoted(value):
@@ -283,11 +284,16 @@ def _quoted(value):
 
 
 def _words(column):
-    """Return a column as extended XYZ can be read: of texts of one word, or of rows of numbers."""
+    """Return a column as extended XYZ can be read: of rows of numbers, or of texts of one word."""
     column = np.asarray(column)
-    if column.dtype.kind != "U":
-        return column.reshape(len(column), -1) if column.ndim > 2 else column
-    return np.array(["_".join(t.split()) or "_" for t in column.flat]).reshape(column.shape)
+    column = column.reshape(len(column), -1) if column.ndim > 2 else column
+    if column.dtype.kind == "u":
+        column = column.astype(np.int64)
+    is_long = column.dtype.kind == "i" and abs(column).max(initial=0) >= 2**31  # ASE reads int32
+    if column.dtype.kind in "bif" and not is_long:
+        return column
+    texts = column.astype(str)
+    return np.array(["_".join(t.split()) or "_" for t in texts.flat]).reshape(texts.shape)
 
 
 def _writable(value):

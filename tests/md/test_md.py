@@ -387,7 +387,7 @@ def test_equilibration_has_other_noise_than_the_steps_after_it(run, crystal, tmp
     assert one @ other < 0.8 * np.sqrt(one @ one * (other @ other))  # 1 of the same noise
 
 
-@pytest.mark.parametrize("value", [np.int64(1), np.uint8(1), np.array(1)])
+@pytest.mark.parametrize("value", [np.int64(1), np.uint8(1), np.array(1), 1.0])
 def test_numbers_of_numpy_are_settings(value, run, crystal, tmp_path):
     how = {"seed": value, "steps": value, "temperature": np.float32(300), "dispersion": False}
     md.run(run, crystal, run=str(tmp_path / "md"), **how)

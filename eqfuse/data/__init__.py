@@ -38,6 +38,7 @@ Files and ASE's atoms become structures, and structures batches:
     False
     >>> data.keep(data.as_atoms(read), water, without=data.labels_of(water))  # what is renamed
     {}
+    >>> ase.io.write("water.xyz", data.writable(water))  # texts as they are read again
     >>> [row["group"] for row in data.error_table([data.of_atoms(water)], [read])]
     ['all', 'element H', 'element O']
     >>> ase.io.write("atoms.xyz", ase.Atoms("H", info={"E": -13.6}))
@@ -62,7 +63,7 @@ _LATE = {
     "eqfuse.data.padding": "Shape room_for_pairs",
     "eqfuse.data.readers": "Keys Units frames_of has_types indexed iterate_atoms read_structures "
     "read_with_atoms",
-    "eqfuse.data.readers.ase_files": "HELD as_atoms keep labels_of of_atoms unread_names",
+    "eqfuse.data.readers.ase_files": "HELD as_atoms keep labels_of of_atoms unread_names writable",
     "eqfuse.data.readers.embedded": "read_embedded",
     "eqfuse.data.references": "fit_reference_energies isolated_atom_energies",
     "eqfuse.data.remarks": "APERIODIC remarks_of",

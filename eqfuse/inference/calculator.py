@@ -91,6 +91,7 @@ class Calculator(ase.calculators.calculator.Calculator):
     """
 
     implemented_properties = ("energy", "energies", "forces", "stress", "stresses", "free_energy")
+    ignored_changes = frozenset({"initial_charges", "initial_magmoms"})  # of ASE: not read here
 
     def __init__(
         self,

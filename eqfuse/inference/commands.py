@@ -20,7 +20,7 @@ from ase.stress import full_3x3_to_voigt_6_stress
 from eqfuse import data, models, ops
 from eqfuse.data import Structure
 from eqfuse.data.readers import indexed, read_with_atoms, stem
-from eqfuse.data.readers.ase_files import as_atoms, keep
+from eqfuse.data.readers.ase_files import as_atoms, keep, writable
 from eqfuse.data.structures import LABELS, counted
 from eqfuse.inference.network import Network, load_networks
 from eqfuse.inference.predict import Predicted, predict
@@ -90,9 +90,14 @@ def run_predict(options: Predict):
         worst = max(range(len(frames)), key=lambda k: predicted[k].spread.forces.max())
         spread = predicted[worst].spread.forces
         print(
-            f"largest spread of a force: {1e3 * spread.max():.0f} meV/Å, frame {worst}, atom "
-            f"{spread.argmax()}"
+            f"largest spread of a force: {1e3 * spread.max():.0f} meV/Å, frame "
+            f"{_frame_of(structures[worst])}, atom {spread.argmax()}"
         )
+
+
+def _frame_of(structure: Structure) -> int:
+    """Return the number of a structure in the file that it was read from."""
+    return int(structure.origin.rpartition(" ")[2])
 
 
 @dataclasses.dataclass
@@ -132,7 +137,7 @@ def run_select(options: Select):
     chosen = [read[k] for k in numbers]
     frames = with_results(chosen, [predicted[k] for k in numbers], keys, frame=0)
     for atoms, k in zip(frames, numbers, strict=True):
-        atoms.info["frame"] = k
+        atoms.info["frame"] = _frame_of(structures[k])
     write_atoms(out, frames, format)
     print(
         f"{len(frames)} of {counted(len(structures), 'frame')}, with spreads of the forces from "
@@ -200,6 +205,7 @@ def with_results(
     for (structure, given), one in zip(read, predicted, strict=True):
         atoms, labels = _with_prediction(structure, one), []
         atoms.info |= more
+        atoms.cell = given.cell  # also where nothing is periodic
         for name in LABELS:
             if (label := getattr(structure, name)) is not None:
                 (atoms.arrays if name == "forces" else atoms.info)[f"reference_{name}"] = label
@@ -301,9 +307,14 @@ def _lost(atoms: ase.Atoms, path: Path, format: str) -> set[str]:
 def write_atoms(path: str | os.PathLike, frames: Sequence[ase.Atoms], format: str) -> None:
     """Write frames to a file, which is complete or not there; warn of what the format drops."""
     path = Path(path)
+    if format == "extxyz":
+        frames = [*map(writable, frames)]
     with whole(path, path.with_name(f".{path.stem}.partial{path.suffix}")) as part:
         ase.io.write(part, frames, format=format)
     if format == "extxyz":
+        held = {type(one).__name__ for atoms in frames for one in atoms.constraints}
+        if lost := ", ".join(sorted(held - {"FixAtoms", "FixCartesian"})):
+            warn(f"{path}: extended XYZ drops the constraints {lost}; files named .traj hold them")
         return
     kinds = {(*atoms.info, None, *atoms.arrays): atoms for atoms in frames}
     if lost := set[str]().union(*(_lost(atoms, path, format) for atoms in kinds.values())):

@@ -75,27 +75,41 @@ def relax_main(options: Relax):
     source = Path(data.indexed(options.file)[0])
     target = options.out or source.with_name(f"{source.stem}_relaxed.xyz")
     from eqfuse.inference import format_of, require_writable, write_atoms
+    from eqfuse.md.relaxation import relaxations
 
     require_writable(target, options.file)
     if target.exists():
         raise ConfigError(f"{target} exists; remove it, or give another file")
     frames = [*data.iterate_atoms(options.file, types=options.types)]
     format = format_of(target, len(frames))
-    outcomes = md.relax(options.run, frames, options)
-    print(f"{'frame':>6}{'atoms':>7}{'steps':>7}{'E (eV)':>16}{'change (eV)':>14}{'F (eV/Å)':>11}")
-    for number, outcome in enumerate(outcomes):
-        energy = outcome.atoms.get_potential_energy()
-        change = energy - outcome.first_energy
-        print(
-            f"{number:>6}{len(outcome.atoms):>7}{outcome.steps:>7}{energy:>16.6f}{change:>14.6f}"
-            f"{outcome.largest:>11.5f}{'' if outcome.is_relaxed else '  not relaxed'}"
-        )
-    write_atoms(target, [outcome.atoms for outcome in outcomes], format)
-    dispersion = outcomes[0].atoms.info.get("dispersion")
-    added = "" if dispersion is None else f", with {dispersion}"
-    print(f"{len(outcomes)} structures{added} in {target}")
+    outcomes = []
+    try:
+        for outcome in relaxations(options.run, frames, options):
+            outcomes.append(outcome)
+            _print_last(outcomes)
+    finally:  # those before an error or Ctrl-C, too
+        if outcomes:
+            write_atoms(target, [outcome.atoms for outcome in outcomes], format)
+            dispersion = outcomes[0].atoms.info.get("dispersion")
+            added = "" if dispersion is None else f", with {dispersion}"
+            print(f"{len(outcomes)} structures{added} in {target}")
     if missing := sum(not outcome.is_relaxed for outcome in outcomes):
         raise TrainingFailed(
             f"{missing} of {len(outcomes)} structures are not relaxed after {options.steps} "
             f"steps; relax {target} further, or give a larger fmax="
         )
+
+
+def _print_last(outcomes: list):
+    """Print a row of the last outcome, below those of the others."""
+    number, outcome = len(outcomes) - 1, outcomes[-1]
+    if not number:
+        columns = f"{'E (eV)':>16}{'change (eV)':>14}{'F (eV/Å)':>11}"
+        print(f"{'frame':>6}{'atoms':>7}{'steps':>7}{columns}")
+    energy = outcome.atoms.get_potential_energy()
+    change = energy - outcome.first_energy
+    print(
+        f"{number:>6}{len(outcome.atoms):>7}{outcome.steps:>7}{energy:>16.6f}{change:>14.6f}"
+        f"{outcome.largest:>11.5f}{'' if outcome.is_relaxed else '  not relaxed'}",
+        flush=True,
+    )

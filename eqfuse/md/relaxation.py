@@ -1,6 +1,7 @@
 """Relaxation of structures to the nearest minimum of the energy, by ASE's FIRE."""
 
 import dataclasses
+from collections.abc import Iterator
 from functools import partial
 
 import ase
@@ -51,10 +52,17 @@ def relax(network, frames, settings: RelaxSettings | None = None, **changes) -> 
         names the frame.
       CheckpointError: no readable network.
     """
+    return [*relaxations(network, frames, settings, **changes)]
+
+
+def relaxations(
+    network, frames, settings: RelaxSettings | None = None, **changes
+) -> Iterator[Outcome]:
+    """Yield the outcomes of `relax`, each before the next structure is relaxed."""
     settings = dataclasses.replace(settings or RelaxSettings(), **changes)
     frames = atoms_of(frames, partial(iterate_atoms, types=settings.types))
     of_calculator = {name: getattr(settings, name) for name in ("dtype", "backend", "dispersion")}
-    calculator, outcomes = Calculator(network, **of_calculator), []
+    calculator = Calculator(network, **of_calculator)
     for number, atoms in enumerate(frames):
         with naming(f"frame {number}"):
             structure = Structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)
@@ -66,8 +74,8 @@ def relax(network, frames, settings: RelaxSettings | None = None, **changes) -> 
                 )
     for number, atoms in enumerate(frames):
         with naming(f"frame {number}"):
-            outcomes.append(_relax(calculator, atoms.copy(), settings))
-    return outcomes
+            outcome = _relax(calculator, atoms.copy(), settings)
+        yield outcome
 
 
 def _relax(calculator: Calculator, atoms: ase.Atoms, settings: RelaxSettings) -> Outcome:

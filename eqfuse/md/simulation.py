@@ -1,6 +1,7 @@
 """A simulation: the device takes the steps, and the host writes."""
 
 import dataclasses
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,7 @@ from eqfuse.runs import (
     StopRequest,
     TrainingFailed,
     encode,
+    locked,
     made,
     naming,
     read_file,
@@ -83,7 +85,8 @@ def run(network, start, settings: Settings | None = None, **changes):
             frames = _equilibrated(network, frames, settings)
         simulation = _Simulation(network, frames, settings)
         simulation.begin()
-        return simulation.proceed()
+        with locked(simulation.folder, "simulates"):
+            return simulation.proceed()
 
 
 def _equilibrated(network, frames: list[ase.Atoms], settings: Settings) -> list[ase.Atoms]:
@@ -112,10 +115,11 @@ def resume(folder, steps: int | None = None):
     Returns:
       as `run`.
     Raises:
-      ConfigError: fewer steps than were done.
+      ConfigError: fewer steps than were done, or another process that simulates in the folder.
       CheckpointError: no readable checkpoint, or another network where that of the simulation was.
     """
-    arrays, metadata = read_checkpoint(Path(folder))
+    folder = Path(os.path.expanduser(folder))
+    arrays, metadata = read_checkpoint(folder)
     settings = Settings(**metadata["settings"])
     settings = dataclasses.replace(settings, run=str(folder), steps=steps or settings.steps)
     if settings.steps < metadata["step"]:
@@ -133,7 +137,8 @@ def resume(folder, steps: int | None = None):
         raise CheckpointError(
             f"{metadata['network']} holds another network than when {folder} was begun"
         )
-    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+    precise = jax.default_matmul_precision("highest")
+    with locked(folder, "simulates"), jax.enable_x64(True), precise:
         simulation.go_on(arrays, metadata)
         return simulation.proceed()
 
@@ -218,7 +223,7 @@ class _Simulation:
     def begin(self):
         """Compute the first forces, and write the first frames of a new folder."""
         done, settings = self._first_forces(), self._settings
-        self._folder = _create(settings, self._path)
+        self.folder = _create(settings, self._path)
         for member, path in self._own_folders():
             member.begin(path)
         self._record(done.rows, 0, 1)
@@ -247,7 +252,7 @@ class _Simulation:
         room = Room(grid, sizes)
         self._stepper.go_on(room, (arrays["listed"], arrays["listed_cell"]))
         self.state = State(**{name: arrays[f"state.{name}"] for name in State._fields})
-        self._folder = Path(self._settings.run)
+        self.folder = Path(self._settings.run)
         written = zip(metadata["files"], arrays["distances"], arrays["last"], strict=True)
         for (member, path), parts in zip(self._own_folders(), written, strict=True):
             member.reopen(path, *parts)
@@ -255,7 +260,7 @@ class _Simulation:
     def proceed(self):
         """Take all steps, and return the last frames."""
         added = "" if (d3 := self._network.dispersion) is None else f"with {d3}, by dftd3; "
-        files = f"trajectory, thermo.csv and checkpoint are written to {self._folder}"
+        files = f"trajectory, thermo.csv and checkpoint are written to {self.folder}"
         print(f"{added}{files}", flush=True)
         saved = printed = began = time.perf_counter()
         first = None  # the step from which on nothing compiles
@@ -270,7 +275,7 @@ class _Simulation:
                     began, first = now, step
                 if request.signum is not None:
                     self._finish()
-                    text = f"stopped at step {step}; resume={self._folder} goes on"
+                    text = f"stopped at step {step}; resume={self.folder} goes on"
                     raise Interrupted(request.signum, text)
                 if now - saved > _SECONDS_BETWEEN_CHECKPOINTS:
                     self._checkpoint()
@@ -280,7 +285,7 @@ class _Simulation:
                     printed = now
         self._finish()
         self._print(0 if first is None else self._step - first, time.perf_counter() - began)
-        print(f"done; trajectory, thermo.csv and thermo.png are in {self._folder}", flush=True)
+        print(f"done; trajectory, thermo.csv and thermo.png are in {self.folder}", flush=True)
         frames = [member.frame(state) for member, state in self._states()]
         return frames if len(frames) > 1 else frames[0]
 
@@ -292,8 +297,8 @@ class _Simulation:
         """Return each structure with its folder, which is inside of that of several."""
         members, digits = self._members, len(str(len(self._members) - 1))
         if len(members) == 1:
-            return [(members[0], self._folder)]
-        return [(member, self._folder / f"{k:0{digits}}") for k, member in enumerate(members)]
+            return [(members[0], self.folder)]
+        return [(member, self.folder / f"{k:0{digits}}") for k, member in enumerate(members)]
 
     def _states(self) -> list[tuple[Member, State]]:
         """Return each structure with its part of the state."""
@@ -320,7 +325,7 @@ class _Simulation:
         for member in self._members:
             member.draw()
         raise TrainingFailed(
-            f"stopped after step {self._step}: {why}; {self._folder} ends with the last good "
+            f"stopped after step {self._step}: {why}; {self.folder} ends with the last good "
             "frame. Take a shorter timestep, or look at the structure"
         )
 
@@ -374,7 +379,7 @@ class _Simulation:
             "reach": dataclasses.astuple(room.sizes.reach),
         }
         arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-        write_whole(self._folder / _CHECKPOINT, encode(arrays, metadata))
+        write_whole(self.folder / _CHECKPOINT, encode(arrays, metadata))
 
     def _finish(self):
         self._checkpoint()

@@ -31,6 +31,7 @@ from eqfuse.data import (
     require_apart,
     species_index,
     unread_names,
+    writable,
 )
 from eqfuse.inference import Network
 from eqfuse.md.integrators import State
@@ -179,6 +180,7 @@ class Member:
         self._settings = settings
         structure = Structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)
         self.atoms = ase.Atoms(atoms.numbers, atoms.positions, cell=structure.cell, pbc=atoms.pbc)
+        self._given_cell = atoms.cell.copy()
         self.species = species_index(atoms.numbers, network.species)
         self._reference = float(network.references[self.species].sum())
         self.masses = np.asarray(atoms.get_masses(), np.float64)
@@ -216,6 +218,7 @@ class Member:
             os.truncate(path / name, size)
         self._path, self.sizes = path, dict(sizes)
         first = ase.io.read(path / self._trajectory, 0, format="extxyz")
+        self._given_cell = first.cell
         keep(self.atoms, first, {"momenta", "masses", *labels_of(first), *self.atoms.info})
         self.distances, self.last = np.array(distances), last
 
@@ -239,8 +242,7 @@ class Member:
         atoms, count, step = self.atoms.copy(), len(self.atoms), int(state.step)
         atoms.info |= {"step": step, "time_fs": step * self._settings.timestep}
         atoms.positions = state.positions[:count]
-        if atoms.pbc.any():
-            atoms.cell = state.cell
+        atoms.cell = state.cell if atoms.pbc.any() else self._given_cell
         atoms.set_masses(self.masses)
         atoms.set_velocities(state.velocities[:count])
         results = {"energy": float(self.last[0]), "forces": np.array(state.forces[:count])}
@@ -251,7 +253,7 @@ class Member:
         """Add a frame to the trajectory: positions, not wrapped, momenta, energy and forces."""
         atoms = self.frame(state)
         text = io.StringIO()
-        ase.io.write(text, atoms, format="extxyz")
+        ase.io.write(text, writable(atoms), format="extxyz")
         data = text.getvalue().encode()
         if self._settings.trajectory == "xyz.gz":  # one member for each frame, of the same bytes
             data = gzip.compress(data, mtime=0)

@@ -398,7 +398,7 @@ def require_free(run: str | Path | None):
     """Refuse the folder of a new run that exists, unless it holds no network; see `RunFolder`."""
     if run is None:
         return
-    path = Path(run)
+    path = Path(os.path.expanduser(run))
     try:
         path.lstat()
         if path.is_dir() and _is_free(path):
@@ -426,7 +426,7 @@ def made(run: str | Path | None, name: str) -> Path:
     stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     for count in itertools.count(1):  # other runs of this second have lower numbers
         ending = "" if count == 1 else f"_{count}"
-        path = Path(run or f"runs/{stamp}_{name}{ending}")
+        path = Path(os.path.expanduser(run or f"runs/{stamp}_{name}{ending}"))
         try:
             path.mkdir(parents=True, exist_ok=run is not None)
             return path
@@ -439,17 +439,19 @@ def _cannot_be_made(path: Path, error: OSError) -> ConfigError:
     return ConfigError(f"run={path} cannot be made: {error.strerror}")
 
 
-def locked(folder: Path):
+def locked(folder: Path, does: str = "trains"):
     """Return an open file by which a folder is this process's alone until it is closed."""
-    import fcntl  # see `require_locks`
-
     try:
         file = open(folder / ".lock", "a", encoding="utf-8")  # noqa: SIM115 - while the run lasts
     except OSError as error:
         raise ConfigError(f"the run in {folder} cannot be written to: {error.strerror}") from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.close()
-        raise ConfigError(f"another process trains in {folder}; wait until it has ended") from error
+    with contextlib.suppress(ImportError, OSError):  # of Windows, and of disks without locks
+        import fcntl
+
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.close()
+            text = f"another process {does} in {folder}; wait until it has ended"
+            raise ConfigError(text) from error
     return file

@@ -171,7 +171,7 @@ def typed(key: str, field: dataclasses.Field, value):
 def check_ranges(settings, prefix: str):
     """Refuse the words and numbers of a dataclass that are unknown, not finite or out of range.
 
-    NumPy's become Python's, which JSON can write.
+    NumPy's become Python's, which JSON can write, and 1e4 of a whole number 10000.
     """
     for field in dataclasses.fields(settings):
         value, within = getattr(settings, field.name), field.metadata.get("within")
@@ -186,3 +186,5 @@ def check_ranges(settings, prefix: str):
             require(ok, prefix + field.name, shown, within.text)
             if int in (field.type, *get_args(field.type)):
                 require(value == int(value), prefix + field.name, shown, _KINDS[int])
+                if isinstance(value, float):
+                    setattr(settings, field.name, int(value))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import ase
 import ase.build
+import ase.db
 import ase.io
 import numpy as np
 import pytest
@@ -330,3 +331,14 @@ def test_a_crystal_without_a_cell_is_said_where_frames_were_periodic(run, untrai
     crystal.pbc = False
     with pytest.warns(UserWarning, match="^atoms 0 has a lattice and pbc F F F: should it be"):
         crystal.get_potential_energy()
+
+
+@pytest.mark.filterwarnings("ignore:initial magnetic moments of the atoms are not read")
+def test_databases_have_the_results_of_atoms_with_other_moments(atoms, tmp_path):
+    """ASE writes none where it takes what no network reads for a change."""
+    with ase.db.connect(tmp_path / "rows.db") as database:
+        for number in range(2):
+            atoms.rattle(0.01, seed=number)
+            atoms.set_initial_magnetic_moments(np.full(4, number + 1.0))
+            energy = atoms.get_potential_energy()
+            assert database.get(database.write(atoms)).energy == energy

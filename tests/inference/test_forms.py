@@ -207,6 +207,34 @@ def test_what_moves_keeps_no_labels(run, given, tmp_path, capsys, command):
     assert last.info["step"] == 4
 
 
+def test_columns_of_matrices_and_texts_are_written(run, given, tmp_path, command):
+    given.calc = None
+    matrices = np.arange(36.0).reshape(4, 3, 3)
+    with ase.db.connect(tmp_path / "in.db") as database:
+        database.write(given, data={"tensors": matrices, "residues": ["A b", "", "C", "D"]})
+    command("predict", run, tmp_path / "in.db", tmp_path / "predict.xyz")
+    command("relax", run, tmp_path / "in.db", tmp_path / "relax.xyz", "fmax=9")
+    md.run(run, tmp_path / "in.db", steps=1, run=str(tmp_path / "md"))
+    for name in ("predict.xyz", "relax.xyz", "md/trajectory.xyz"):
+        atoms = ase.io.read(tmp_path / name)
+        np.testing.assert_array_equal(atoms.arrays["tensors"], matrices.reshape(4, 9))
+        assert atoms.arrays["residues"].tolist() == ["A_b", "_", "C", "D"]
+
+
+def test_molecules_keep_their_cell(run, tmp_path, command):
+    """It is not read, and belongs to the user."""
+    source, out = tmp_path / "in.xyz", tmp_path / "out.xyz"
+    given = ase.Atoms("Cu2", [[0, 0, 0], [0, 0, 2.3]], cell=[8.0, 9.0, 10.0])
+    ase.io.write(source, given)
+    command("predict", run, source, out)
+    command("md", run, source, "steps=1", f"run={tmp_path / 'md'}")
+    command("md", f"resume={tmp_path / 'md'}", "steps=2")
+    for file in (out, tmp_path / "md" / "trajectory.xyz"):
+        for atoms in ase.io.read(file, ":"):
+            np.testing.assert_array_equal(atoms.cell.array, given.cell.array)
+            assert not atoms.pbc.any()
+
+
 @pytest.mark.parametrize("suffix", [".cif", ".vasp", ".pdb", ".gen", ".cfg", ".xsf"])
 @pytest.mark.parametrize("name", ["predict", "relax"])
 def test_formats_without_results_are_refused(name, suffix, run, given, tmp_path, command):

@@ -164,6 +164,8 @@ def test_frames_of_the_largest_spread_are_selected(committee, copper, tmp_path, 
         np.testing.assert_allclose(atoms.positions, given.positions, rtol=0, atol=1e-8)
     command("select", committee, copper, out, "--most", (spreads[order[0]] + spreads[order[1]]) / 2)
     assert [atoms.info["frame"] for atoms in ase.io.read(out, ":")] == order[1:].tolist()
+    command("select", committee, f"{copper}@{order[0]}:", out, "--number", 1)
+    assert ase.io.read(out).info["frame"] == order[0]
     for arguments, part in (
         ([committee / "seed=0", copper, out], "is one network, and a spread needs several"),
         ([committee, copper, out, "--most", "0"], "above most=0.0"),

@@ -10,7 +10,15 @@ from ase.constraints import FixAtoms
 
 from eqfuse import md
 from eqfuse.data import DataError
-from eqfuse.data.readers.ase_files import HELD, keep, unread_names
+from eqfuse.data.readers.ase_files import (
+    HELD,
+    as_atoms,
+    keep,
+    labels_of,
+    of_atoms,
+    unread_names,
+    writable,
+)
 from eqfuse.distill.sampling import not_sampled
 from eqfuse.md.settings import Settings
 from eqfuse.md.structures import structures_of
@@ -70,6 +78,76 @@ def test_texts_of_a_trajectory_are_words(start, tmp_path):
     read = ase.io.read(tmp_path / "made.xyz")
     assert read.arrays["residuenames"].tolist() == ["A", "_", "b_c", "B"]
     assert read.arrays["w"].tolist() == [0, 1, 2, 3]
+
+
+def test_values_of_any_form_are_read_again(start, tmp_path):
+    """Whatever is before it, the periodic directions are those of the atoms."""
+    texts = [
+        "",
+        "=",
+        "two\nlines",
+        "C:\\a b\\",
+        "\\alpha",
+        "_JSON [1",
+        "\tx",
+        'a "b" c',
+        "'",
+        "{",
+        "é",
+    ]
+    values = [*texts, [texts], {"a": texts}, np.array(texts), np.zeros(0), [], np.array([None, 1])]
+    start.pbc = (True, True, False)
+    start.info = {f"v{k}": value for k, value in enumerate([*values, np.ones(2) * 1j])}
+    start.info |= {"a=b": 1, "": 2, "Lattice": "x", "Properties": "y", "pbc": "z", 7: 3}
+    made = as_atoms(of_atoms(start))
+    assert keep(made, start).keys() == {"Lattice", "Properties", "pbc"}
+    assert not labels_of(start)
+    ase.io.write(tmp_path / "made.xyz", [writable(made)] * 2)
+    read = ase.io.read(tmp_path / "made.xyz", 1)
+    np.testing.assert_array_equal(read.pbc, start.pbc)
+    np.testing.assert_array_equal(read.cell.array, start.cell.array)
+    for name, value in start.info.items():
+        new = {"a=b": "a_b", "": "_", 7: "7"}.get(name, name)
+        new = f"input_{new}" if new in ("Lattice", "Properties", "pbc") else new
+        expected = "[1j, 1j]" if np.iscomplexobj(value) else value
+        np.testing.assert_array_equal(read.info[new], expected, err_msg=name)
+
+
+def test_columns_of_any_form_are_read_again(start, tmp_path):
+    columns = {
+        "a b": np.arange(4, dtype=np.uint8),
+        "c:d": np.full((4, 2), 1j),
+        'e"=': np.array([None, 1, "f g", ""], object),
+        "dates": np.array(["2020-01-01"] * 4, "M8[D]"),
+        "none": np.zeros((4, 0)),
+        "ids": np.array([1, 2, 3, 2**60]),
+        "Z": np.zeros(4, int),
+        "pos": np.ones((4, 3)),
+    }
+    start.arrays |= columns
+    made = as_atoms(of_atoms(start))
+    assert keep(made, start).keys() == {"Z", "pos"}
+    ase.io.write(tmp_path / "made.xyz", writable(made))
+    read = ase.io.read(tmp_path / "made.xyz")
+    np.testing.assert_array_equal(read.numbers, start.numbers)
+    names = {"a b": "a_b", "c:d": "c_d", 'e"=': "e__", "Z": "input_Z", "pos": "input_pos"}
+    expected = {names.get(name, name): column for name, column in columns.items() if column.size}
+    assert read.arrays.keys() == {"numbers", "positions", *expected}
+    expected["e__"] = ["None", "1", "f_g", "_"]
+    for name, column in expected.items():
+        text = read.arrays[name].dtype.kind in "UO"
+        np.testing.assert_array_equal(read.arrays[name], np.array(column, str if text else None))
+
+
+def test_all_that_has_one_name_is_kept(start):
+    """An entry and a column of one name, and what was renamed before."""
+    start.info |= {"step": 7, "input_step": 5, "tag": 3}
+    start.arrays["tag"] = np.arange(4)
+    made = as_atoms(of_atoms(start))
+    made.info["step"] = 0
+    assert keep(made, start) == {"step": "input_input_step"}
+    assert made.info == {"step": 0, "input_input_step": 7, "input_step": 5, "tag": 3}
+    assert made.arrays["tag"].tolist() == [0, 1, 2, 3]
 
 
 def test_replicas_differ_by_their_equilibration(start):

@@ -20,6 +20,7 @@ from eqfuse.md.simulation import read_checkpoint
 from eqfuse.md.steps import Room, Stepper
 from eqfuse.md.structures import Member
 from eqfuse.runs.errors import CheckpointError, ConfigError, Interrupted, TrainingFailed
+from eqfuse.runs.files import locked
 from tests.md.conftest import BAD, table
 from tests.small_runs import copper_cell
 
@@ -328,6 +329,17 @@ def test_files_that_are_or_are_not_there_are_refused(run, crystal, tmp_path, com
         md.run(run, crystal, run=str(tmp_path / "full"), steps=1)
 
 
+def test_a_simulation_may_be_in_the_home_of_one_process(run, crystal, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    md.run(run, crystal, run="~/here", steps=1)
+    assert md.resume("~/here", steps=2).info["step"] == 2
+    with locked(tmp_path / "here"), pytest.raises(ConfigError, match="another process simulates"):
+        md.resume("~/here", steps=3)
+    assert (tmp_path / "here").is_dir()
+    assert not (tmp_path / "~").exists()
+
+
 def test_md_prints_its_folder_and_speed(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(simulation, "_SECONDS_BETWEEN_LINES", 0)
     given = {"ensemble": "npt", "steps": 30, "save_every": 10, "run": str(tmp_path / "npt")}
@@ -375,7 +387,7 @@ def test_equilibration_has_other_noise_than_the_steps_after_it(run, crystal, tmp
     assert one @ other < 0.8 * np.sqrt(one @ one * (other @ other))  # 1 of the same noise
 
 
-@pytest.mark.parametrize("value", [np.int64(1), np.uint8(1), np.array(1)])
+@pytest.mark.parametrize("value", [np.int64(1), np.uint8(1), np.array(1), 1.0])
 def test_numbers_of_numpy_are_settings(value, run, crystal, tmp_path):
     how = {"seed": value, "steps": value, "temperature": np.float32(300), "dispersion": False}
     md.run(run, crystal, run=str(tmp_path / "md"), **how)

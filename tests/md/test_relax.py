@@ -8,6 +8,7 @@ import eqfuse
 from eqfuse import md
 from eqfuse.certify.check import frames_of
 from eqfuse.data import DataError, Dataset, read_structures
+from eqfuse.md import relaxation
 from eqfuse.md.structures import read_frames
 from tests.md.conftest import BAD
 from tests.small_runs import copper_cell
@@ -128,6 +129,38 @@ def test_the_command_writes_what_is_relaxed(run, frames, tmp_path, command, caps
     error = command("relax", run, source, target, "fmax=1e-9", "steps=1", code=1).err
     assert "2 of 2 structures are not relaxed after 1 steps" in error
     assert len(ase.io.read(target, ":")) == 2
+
+
+@pytest.mark.parametrize(("error", "code"), [(DataError("pressed"), 2), (KeyboardInterrupt, 130)])
+def test_what_is_relaxed_before_an_error_is_written(
+    error, code, run, frames, tmp_path, command, monkeypatch
+):
+    source, target = tmp_path / "frames.xyz", tmp_path / "out.xyz"
+    ase.io.write(source, frames, format="extxyz")
+    relax = relaxation._relax
+
+    def fails(calculator, atoms, settings):
+        if len(atoms) == 8:
+            raise error
+        return relax(calculator, atoms, settings)
+
+    monkeypatch.setattr(relaxation, "_relax", fails)
+    printed = command("relax", run, source, target, "fmax=9", code=code)
+    assert f"1 structures in {target}" in printed.out
+    assert "frame 1: pressed" in printed.err or code == 130
+    assert len(ase.io.read(target, ":")) == 1
+
+
+def test_constraints_that_extended_xyz_drops_are_named(run, frames, tmp_path, command):
+    frames[0].set_constraint([FixAtoms([0]), FixedLine([1], [0, 0, 1])])
+    source = tmp_path / "frames.traj"
+    ase.io.write(source, frames[0])
+    for name in ("relax", "predict"):
+        given = ("fmax=9",) if name == "relax" else ()
+        error = command(name, run, source, tmp_path / f"{name}.xyz", *given).err
+        assert f"{name}.xyz: extended XYZ drops the constraints FixedLine; files" in error
+        assert not command(name, run, source, tmp_path / f"{name}.traj", *given).err
+        assert len(ase.io.read(tmp_path / f"{name}.traj").constraints) == 2
 
 
 def test_relax_refuses_what_it_cannot_relax(run, frames, tmp_path, command):

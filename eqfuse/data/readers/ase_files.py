@@ -169,7 +169,8 @@ def properties_of(atoms) -> tuple[dict, dict]:
     # through `atoms.get_forces()` would apply constraints, so its results are read directly.
     results = _results_of(atoms)
     own = {key: atoms.info[PLAIN + key] for key in NINE_NUMBERS if PLAIN + key in atoms.info}
-    info = {key: value for key, value in atoms.info.items() if not str(key).startswith(PLAIN)}
+    info = {str(key): value for key, value in atoms.info.items()}
+    info = {key: value for key, value in info.items() if not key.startswith(PLAIN)}
     # of a name that both have, all labels are those of the calculator
     return {**info, **results, **own}, {**atoms.arrays, **results}
 
@@ -218,6 +219,8 @@ def unlabelled(atoms: ase.Atoms, origin: str) -> ase.Atoms:
     return atoms
 
 
+_OF_FILES = {"Lattice", "Properties", "pbc", "Z", "pos", "species", "symbols", "move_mask"}
+"""Names that extended XYZ has for itself."""
 _RESULTS = {*per_atom_properties, *per_config_properties, "virial", "virials", "hessian"}
 
 
@@ -232,16 +235,21 @@ def keep(made: ase.Atoms, given: ase.Atoms, without: Collection[str] = ()) -> di
       the new names of what has another one now, by its own.
     """
     per_frame, _ = properties_of(given)
-    of_atoms = {*given.arrays, *(per_atom_properties if given.calc is not None else ())}
-    taken, renamed = {*made.info, *made.arrays, *_RESULTS}, {}
-    for name, value in {**per_frame, **given.arrays}.items():
+    of_results = per_atom_properties if given.calc is not None else ()
+    parts = [(name in of_results, name, value) for name, value in per_frame.items()]
+    parts += [(True, *item) for item in given.arrays.items()]
+    own = {name for _, name, _ in parts}
+    taken, renamed = {*made.info, *made.arrays, *_RESULTS, *_OF_FILES}, {}
+    for is_of_atoms, name, value in parts:
         if name in ("numbers", "positions", *without) or value is None:
             continue
         new = name
-        while new in taken:
+        while new in taken or (new != name and new in own):
             new = f"input_{new}"
-        renamed |= {name: new} if new != name else {}
-        if name in of_atoms:
+        if new != name:
+            taken.add(new)
+            renamed[name] = new
+        if is_of_atoms:
             made.arrays[new] = _words(value)
         else:
             made.info[new] = _writable(value)
@@ -249,18 +257,52 @@ def keep(made: ase.Atoms, given: ase.Atoms, without: Collection[str] = ()) -> di
     return renamed
 
 
+def writable(atoms: ase.Atoms) -> ase.Atoms:
+    """Return atoms with their calculator, of which extended XYZ has all `info` and columns."""
+    made = atoms.copy()
+    made.calc = atoms.calc
+    made.info = {_name(key): _quoted(_writable(value)) for key, value in atoms.info.items()}
+    columns = {name: column for name, column in atoms.arrays.items() if np.size(column)}
+    made.arrays = {_name(k, r"[\s:=\"'\\]"): _words(column) for k, column in columns.items()}
+    return made
+
+
+def _name(key, wrong: str = r"[^\S ]|[=\\]") -> str:
+    return re.sub(wrong, "_", str(key)) or "_"
+
+
+def _quoted(value):
+    """Return a value as ASE has to write it so that it, and what follows it, is read again."""
+    if isinstance(value, np.ndarray) and value.dtype.kind == "U":
+        value = value.tolist()
+    if isinstance(value, str):
+        is_plain = value.isprintable() and "\\" not in value
+        if value and is_plain and not value.startswith(("=", "_JSON")):
+            return value
+    elif not isinstance(value, list | tuple | dict):
+        return value
+    return f"_JSON {json.dumps(value)}".replace("\\", "\\\\")  # ASE escapes quotes alone
+
+
 def _words(column):
-    """Return a column whose texts are one word each: of others extended XYZ could not be read."""
+    """Return a column as extended XYZ can be read: of rows of numbers, or of texts of one word."""
     column = np.asarray(column)
-    if column.dtype.kind != "U":
+    column = column.reshape(len(column), -1) if column.ndim > 2 else column
+    if column.dtype.kind == "u":
+        column = column.astype(np.int64)
+    is_long = column.dtype.kind == "i" and abs(column).max(initial=0) >= 2**31  # ASE reads int32
+    if column.dtype.kind in "bif" and not is_long:
         return column
-    return np.array(["_".join(t.split()) or "_" for t in column.flat]).reshape(column.shape)
+    texts = column.astype(str)
+    return np.array(["_".join(t.split()) or "_" for t in texts.flat]).reshape(texts.shape)
 
 
 def _writable(value):
     """Return a value, or its text if extended XYZ would not have it, as a ragged list."""
     if isinstance(value, np.ndarray | np.generic):
-        return value
+        if value.dtype.kind in "biufU" and value.size:
+            return value
+        value = value.tolist()
     try:
         np.asarray(json.loads(json.dumps(value)))  # as ASE reads it again
     except (TypeError, ValueError):
@@ -324,7 +366,7 @@ def spelled(properties: dict, key: str, fits: Callable = _is_no_word) -> str:
 @functools.lru_cache(1000)
 def plain(key: str) -> str:
     """Return a key in small letters, without - and _ and the s of a plural."""
-    return re.sub("[-_]", "", key.lower()).removesuffix("s")
+    return re.sub("[-_]", "", str(key).lower()).removesuffix("s")
 
 
 def may_be_labels(per_frame: dict, per_atom: dict, count: int) -> dict[str, dict]:
